@@ -1,0 +1,1 @@
+//! The hub: workers on a Unix socket, the routing table, one outbox per worker.

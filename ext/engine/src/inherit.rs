@@ -1,0 +1,134 @@
+//! What a forked child must not inherit.
+//!
+//! A child gets a copy of every descriptor of its parent. A copy of the hub's socket to a worker would keep that
+//! worker from ever seeing EOF; a copy of the LISTEN session's would keep the database from noticing that the master
+//! died. So the engine opens such descriptors through [`open`], which notes them in a table of plain atomics, and the
+//! binding closes all of them in the child, right after the fork, where nothing but atomics and system calls may be
+//! used ([`after_fork_in_child`]).
+//!
+//! A fork in between a descriptor's birth and its note would miss it. So births and deaths of these descriptors pass
+//! a gate that a fork shuts for its own short time: [`before_fork`] waits for the few system calls that are under way
+//! inside, and those who come later wait until the fork is done. Nobody waits for anything longer than that, and no
+//! lock is left locked in the child.
+
+use std::hint;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+
+/// Descriptors that can be noted at once: one for each worker of a hub, its listening socket and its session.
+const CAPACITY: usize = 4096;
+const FREE: RawFd = -1;
+const TAKEN: RawFd = -2;
+
+static SLOTS: [AtomicI32; CAPACITY] = [const { AtomicI32::new(FREE) }; CAPACITY];
+static FORKING: AtomicBool = AtomicBool::new(false);
+static INSIDE: AtomicU32 = AtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// How many forks lie between the first process and this one. What was made in another generation belongs to a
+/// parent: its threads don't exist here and its descriptors are closed.
+pub fn generation() -> u32 {
+    GENERATION.load(SeqCst)
+}
+
+/// Runs `body` at a time when no fork happens. `body` must be a few system calls that don't block.
+pub fn undisturbed<T>(body: impl FnOnce() -> T) -> T {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            INSIDE.fetch_sub(1, SeqCst);
+        }
+    }
+    loop {
+        while FORKING.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        INSIDE.fetch_add(1, SeqCst);
+        if !FORKING.load(SeqCst) {
+            break;
+        }
+        INSIDE.fetch_sub(1, SeqCst);
+    }
+    let _leave = Leave;
+    body()
+}
+
+/// Opens a descriptor that forked children must not keep, and notes it. `open` must not block.
+///
+/// # Errors
+/// Those of `open`, and [`io::ErrorKind::OutOfMemory`] when 4,096 descriptors are noted already.
+pub fn open<T: AsRawFd>(open: impl FnOnce() -> io::Result<T>) -> io::Result<Kept<T>> {
+    undisturbed(|| {
+        let slot = SLOTS
+            .iter()
+            .position(|slot| slot.compare_exchange(FREE, TAKEN, SeqCst, SeqCst).is_ok())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "4096 descriptors are open already"))?;
+        match open() {
+            Ok(inner) => {
+                SLOTS[slot].store(inner.as_raw_fd(), SeqCst);
+                Ok(Kept { inner: Some(inner), slot })
+            }
+            Err(error) => {
+                SLOTS[slot].store(FREE, SeqCst);
+                Err(error)
+            }
+        }
+    })
+}
+
+/// A descriptor of this process alone: closed here when dropped, and closed in every child at its birth.
+///
+/// In a child it must never be dropped, since its number may be somebody else's by then: leak what was inherited.
+#[derive(Debug)]
+pub struct Kept<T: AsRawFd> {
+    inner: Option<T>,
+    slot: usize,
+}
+
+impl<T: AsRawFd> Deref for Kept<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("only drop empties it")
+    }
+}
+
+impl<T: AsRawFd> Drop for Kept<T> {
+    fn drop(&mut self) {
+        undisturbed(|| {
+            SLOTS[self.slot].store(FREE, SeqCst);
+            self.inner = None;
+        });
+    }
+}
+
+/// To be called in the thread that forks, before it does: from here to [`after_fork_in_parent`] or
+/// [`after_fork_in_child`] no noted descriptor is born or dies.
+pub fn before_fork() {
+    while FORKING.swap(true, SeqCst) {
+        std::thread::yield_now();
+    }
+    while INSIDE.load(SeqCst) > 0 {
+        hint::spin_loop();
+    }
+}
+
+/// To be called in the parent after the fork.
+pub fn after_fork_in_parent() {
+    FORKING.store(false, SeqCst);
+}
+
+/// To be called in the child before anything else: starts a new [`generation`] and hands every noted descriptor to
+/// `close`. Uses atomics only, as a child of a process with threads must.
+pub fn after_fork_in_child(close: impl Fn(RawFd)) {
+    GENERATION.fetch_add(1, SeqCst);
+    for slot in &SLOTS {
+        let fd = slot.swap(FREE, SeqCst);
+        if fd >= 0 {
+            close(fd);
+        }
+    }
+    FORKING.store(false, SeqCst);
+}

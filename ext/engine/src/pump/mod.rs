@@ -1,0 +1,1 @@
+//! The pump: writer threads over SSE sockets.

@@ -1,0 +1,1 @@
+//! Frames on the Unix socket between hub and workers.
