@@ -132,3 +132,96 @@ pub fn after_fork_in_child(close: impl Fn(RawFd)) {
     }
     FORKING.store(false, SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::sync::{Mutex, PoisonError};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The table is the process's, and so these tests take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn noted() -> Vec<RawFd> {
+        SLOTS.iter().map(|slot| slot.load(SeqCst)).filter(|fd| *fd >= 0).collect()
+    }
+
+    #[test]
+    fn notes_a_descriptor_for_as_long_as_it_is_open() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = open(|| TcpListener::bind("127.0.0.1:0")).unwrap();
+        let fd = kept.as_raw_fd();
+        assert!(noted().contains(&fd));
+        drop(kept);
+        assert!(!noted().contains(&fd));
+    }
+
+    #[test]
+    fn keeps_no_slot_for_a_descriptor_that_could_not_be_opened() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..CAPACITY + 1 {
+            let error = open(|| Err::<TcpListener, _>(io::Error::other("no"))).unwrap_err();
+            assert_eq!(error.to_string(), "no");
+        }
+    }
+
+    #[test]
+    fn lets_no_descriptor_be_born_during_a_fork() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        before_fork();
+        let (born, birth) = mpsc::channel();
+        let opener = thread::spawn(move || {
+            let kept = open(|| TcpListener::bind("127.0.0.1:0"));
+            born.send(()).unwrap();
+            kept
+        });
+        assert!(birth.recv_timeout(Duration::from_millis(50)).is_err(), "born while the gate was shut");
+        after_fork_in_parent();
+        birth.recv().unwrap();
+        drop(opener.join().unwrap());
+    }
+
+    #[test]
+    fn a_fork_waits_for_the_descriptor_that_is_being_born() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let (go, gate) = mpsc::channel::<()>();
+        let (inside, is_inside) = mpsc::channel();
+        let opener = thread::spawn(move || {
+            open(|| {
+                inside.send(()).unwrap();
+                gate.recv().unwrap();
+                TcpListener::bind("127.0.0.1:0")
+            })
+        });
+        is_inside.recv().unwrap();
+        let (forked, fork) = mpsc::channel();
+        let forker = thread::spawn(move || {
+            before_fork();
+            let seen = noted();
+            after_fork_in_parent();
+            forked.send(seen).unwrap();
+        });
+        assert!(fork.recv_timeout(Duration::from_millis(50)).is_err(), "forked in the middle of a birth");
+        go.send(()).unwrap();
+        let kept = opener.join().unwrap().unwrap();
+        assert!(fork.recv().unwrap().contains(&kept.as_raw_fd()));
+        forker.join().unwrap();
+    }
+
+    #[test]
+    fn a_child_closes_what_is_noted_and_starts_a_generation() {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = open(|| TcpListener::bind("127.0.0.1:0")).unwrap();
+        let before = generation();
+        let closed = Mutex::new(Vec::new());
+        before_fork();
+        after_fork_in_child(|fd| closed.lock().unwrap().push(fd));
+        assert!(closed.into_inner().unwrap().contains(&kept.as_raw_fd()));
+        assert_eq!(generation(), before + 1);
+        assert!(noted().is_empty());
+    }
+}
