@@ -1,0 +1,43 @@
+# frozen_string_literal: true
+
+require "rbconfig"
+
+module PgbusNative
+  # The compiled part: loaded once, or the reason why it could not be.
+  module Extension
+    # Where the extension may be: in a precompiled gem (one for each Ruby), in a gem compiled at its installation, in a
+    # checkout that nobody put on the load path.
+    FEATURES = [
+      "pgbus_native/#{RUBY_VERSION[/\A\d+\.\d+/]}/pgbus_native", "pgbus_native/pgbus_native", "#{__dir__}/pgbus_native"
+    ].freeze
+
+    # The Ruby that runs, as a gem's platform folder names it.
+    RUBY = "Ruby #{RUBY_VERSION} #{RbConfig::CONFIG["arch"]}".freeze
+
+    class << self
+      # @return [String, nil] why it could not be loaded
+      attr_reader :error
+
+      # @return [String, nil] the file it was loaded from
+      attr_reader :path
+
+      # @return [Boolean]
+      def loaded? = !@path.nil?
+
+      # @return [void]
+      def load
+        FEATURES.each do |feature|
+          require feature
+          @path = $LOADED_FEATURES.reverse_each.find { |file| file.end_with?("/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}") }
+          @error = nil
+          return
+        rescue LoadError => e
+          @error = e.message.lines.first.chomp
+          return unless e.path == feature
+        end
+      end
+    end
+
+    load
+  end
+end

@@ -1,0 +1,42 @@
+# frozen_string_literal: true
+
+module PgbusNative
+  # What {PgbusNative.status} returns: a Hash for programs, text for people.
+  #
+  #   { version: "0.1.0",
+  #     pgbus: "0.14.1",                        # nil without pgbus
+  #     supported: ">= 0.13.1, < 1.0",
+  #     extension: { loaded: true, ruby: "Ruby 3.3.8 x86_64-linux", path: "...", error: nil },
+  #     installed: true,
+  #     reason: nil,                            # why nothing is installed
+  #     classes: { OutboundPump: { native: true, waiting: false, reason: nil }, MasterHub: { ... } } }
+  #
+  # `waiting`: it will be native when pgbus loads its streamer, which a process that never streams never does.
+  class Status < Hash
+    # @return [String]
+    def to_s
+      [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }].join("\n")
+    end
+
+    private
+
+    def headline
+      pgbus = self[:pgbus] ? "pgbus #{self[:pgbus]}" : "no pgbus"
+      "pgbus_native #{self[:version]} with #{pgbus} (supported: #{self[:supported]})"
+    end
+
+    def extension_line
+      extension = self[:extension]
+      loaded = extension[:loaded] ? "loaded, #{extension[:path]}" : "not loaded#{": #{extension[:error]}" if extension[:error]}"
+      "  extension     #{loaded} (#{extension[:ruby]})"
+    end
+
+    def class_line(name, state)
+      text = if state[:native] then "native"
+             elsif state[:waiting] then "native as soon as pgbus loads its streamer"
+             else "pgbus's own: #{state[:reason] || self[:reason]}"
+             end
+      "  #{name.to_s.ljust(12)}  #{text}"
+    end
+  end
+end
