@@ -13,10 +13,10 @@ Gem::Specification.new do |spec|
   spec.required_ruby_version = ">= 3.3"
   spec.platform = Gem::Platform::RUBY
 
-  spec.files = Dir[
-    "Cargo.{toml,lock}", "ext/**/*.{rs,rb,toml}", "lib/**/*.rb", "sig/**/*.rbs", "docs/**/*.md",
-    "README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", base: __dir__
-  ].reject { |path| path.match?(%r{\Aext/[^/]+/(tests|benches|fuzz|target)/}) }
+  # What compiling and using it takes, and nothing else.
+  spec.files = Dir["Cargo.{toml,lock}", "ext/**/*.{rs,rb,toml}", "lib/**/*.rb", "sig/**/*.rbs",
+                   "README.md", "CHANGELOG.md", "LICENSE", base: __dir__]
+               .grep_v(%r{/(tests|benches|examples|fuzz|target)/|/tests\.rs\z}).sort
   spec.require_paths = ["lib"]
   spec.extensions = ["ext/pgbus_native/extconf.rb"]
 

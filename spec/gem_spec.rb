@@ -1,0 +1,119 @@
+# frozen_string_literal: true
+
+require "fileutils"
+require "open3"
+require "rbconfig"
+require "rubygems/package"
+require "tmpdir"
+
+RSpec.describe "the gem" do
+  root = File.expand_path("..", __dir__)
+  gem_name = "pgbus_native-#{PgbusNative::VERSION}"
+
+  # As in a shell of somebody who has nothing to do with this checkout: none of what rake, RSpec or Bundler set.
+  foreign = lambda do |more = {}|
+    ENV.keys.grep(/\A(RUBY(OPT|LIB)|GEM_|BUNDLE|RB_SYS_|MAKE|CARGO_(TARGET|BUILD))/).to_h { |name| [name, nil] }.merge(more)
+  end
+
+  def run(env, *command, **)
+    output, status = Open3.capture2e(env, *command, **)
+    [status.success?, output]
+  end
+
+  before(:context) do
+    @folder = Dir.mktmpdir("pgbus_native-gem-")
+    built, output = run(foreign.call, "rake", "build", chdir: root)
+    raise output unless built
+
+    @gem = File.join(root, "pkg", "#{gem_name}.gem")
+  end
+
+  after(:context) { FileUtils.rm_rf(@folder) }
+
+  it "holds what compiling and using it takes, and nothing else" do
+    files = Gem::Package.new(@gem).contents
+
+    expect(files).to include("Cargo.toml", "Cargo.lock", "LICENSE", "ext/pgbus_native/extconf.rb", "lib/pgbus_native.rb")
+    expect(files).to all(match(%r{\A(Cargo\.(toml|lock)|README\.md|CHANGELOG\.md|LICENSE|sig/.+\.rbs|lib/.+\.rb|
+                                    ext/pgbus_native/\w+\.rb|ext/\w+/Cargo\.toml|ext/\w+/src/.+\.rs)\z}x))
+    expect(files.grep(/tests?\b|spec|bench|fuzz/)).to be_empty
+  end
+
+  it "names the same version in Ruby and in Rust" do
+    expect(File.read("#{root}/Cargo.toml")[/^version = "(.*)"/, 1]).to eq(PgbusNative::VERSION)
+  end
+
+  it "names the same oldest Rust in its installer and in its manifest" do
+    load "#{root}/ext/pgbus_native/requirements.rb"
+
+    expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(Requirements::MINIMUM_RUST)
+  end
+
+  describe "installed into an empty GEM_HOME" do
+    before(:context) do
+      @home = "#{@folder}/home"
+      # The crates of the registry are compiled where this checkout compiles them, to save minutes; the two of the gem
+      # itself are compiled from the files it holds. RubyGems would wipe that folder before and after.
+      make = "make RB_SYS_CARGO_TARGET_DIR=#{root}/target CLEANOBJS= RUBYGEMS_CLEAN_DIRS="
+      @env = foreign.call("GEM_HOME" => @home, "GEM_PATH" => [@home, *Gem.path].join(File::PATH_SEPARATOR))
+      installed, output = run(@env.merge("MAKE" => make), "gem", "install", "--local", "--no-document", @gem,
+                              chdir: @folder)
+      raise output unless installed
+    end
+
+    it "loads from there, silently" do
+      loaded, output = run(@env, RbConfig.ruby, "-w", "-e", <<~RUBY, chdir: @folder)
+        require "pgbus_native"
+        print $LOADED_FEATURES.grep(/pgbus_native\\.(so|bundle)\\z/)
+      RUBY
+
+      expect(loaded).to be(true), output
+      expect(output).to eq([File.realpath("#{@home}/gems/#{gem_name}/lib/pgbus_native/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}")].inspect)
+    end
+  end
+
+  describe "where it can't be compiled" do
+    extconf = "#{root}/ext/pgbus_native/extconf.rb"
+    systems = %w[Debian Fedora Alpine macOS]
+
+    define_method(:configure) do |env = {}, prelude: "nil"|
+      run(foreign.call(env), RbConfig.ruby, "-e", "#{prelude}; load ARGV.shift", extconf, chdir: @folder)
+    end
+
+    it "says which part of Rust is missing and how to install it" do
+      configured, output = configure("PATH" => @folder)
+
+      expect(configured).to be(false)
+      expect(output).to include("Rust 1.85 or newer: cargo and rustc not found", "libclang-dev cargo", *systems)
+      expect(Dir.children(@folder)).not_to include("Makefile")
+    end
+
+    it "says that Rust is too old" do
+      File.write("#{@folder}/rustc", "#!/bin/sh\necho rustc 1.63.0\n", perm: 0o755)
+      configured, output = configure({ "RUSTC" => "#{@folder}/rustc" })
+
+      expect(configured).to be(false)
+      expect(output).to include("Rust 1.85 or newer: rustc is 1.63.0", "https://rustup.rs")
+    end
+
+    it "says that libclang is missing and how to install it" do
+      configured, output = configure({ "LIBCLANG_PATH" => "/nowhere" })
+
+      expect(configured).to be(false)
+      expect(output).to include('libclang: not found (LIBCLANG_PATH is "/nowhere")', *systems)
+    end
+
+    {
+      "another engine" => ['RUBY_ENGINE = "jruby"', "it needs CRuby (MRI); this is jruby"],
+      "an old Ruby" => ['RUBY_VERSION = "3.2.9"', "it needs Ruby 3.3 or newer; this is 3.2.9"],
+      "Windows" => ['RUBY_PLATFORM = "x64-mingw-ucrt"', "it runs on Linux and macOS; this is x64-mingw-ucrt"]
+    }.each do |place, (constant, words)|
+      it "refuses #{place} and says that pgbus works without it" do
+        configured, output = configure(prelude: "$VERBOSE = nil; #{constant}")
+
+        expect(configured).to be(false)
+        expect(output).to include(words, "pgbus uses its own Ruby classes")
+      end
+    end
+  end
+end
