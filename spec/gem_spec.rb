@@ -81,7 +81,7 @@ RSpec.describe "the gem" do
     end
 
     it "says which part of Rust is missing and how to install it" do
-      configured, output = configure("PATH" => @folder)
+      configured, output = configure({ "PATH" => "/nowhere" })
 
       expect(configured).to be(false)
       expect(output).to include("Rust 1.85 or newer: cargo and rustc not found", "libclang-dev cargo", *systems)
@@ -89,8 +89,8 @@ RSpec.describe "the gem" do
     end
 
     it "says that Rust is too old" do
-      File.write("#{@folder}/rustc", "#!/bin/sh\necho rustc 1.63.0\n", perm: 0o755)
-      configured, output = configure({ "RUSTC" => "#{@folder}/rustc" })
+      File.write("#{@folder}/old-rustc", "#!/bin/sh\necho rustc 1.63.0\n", perm: 0o755)
+      configured, output = configure({ "RUSTC" => "#{@folder}/old-rustc" })
 
       expect(configured).to be(false)
       expect(output).to include("Rust 1.85 or newer: rustc is 1.63.0", "https://rustup.rs")
