@@ -1,7 +1,205 @@
-//! `PgbusNative::MasterHub`: the hub.
+//! `PgbusNative::MasterHub::Engine`: the hub that `PgbusNative::MasterHub` holds.
 
-use magnus::{Error, RModule, Ruby};
+use std::ffi::OsString;
+use std::mem::ManuallyDrop;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-pub fn init(_ruby: &Ruby, _module: RModule) -> Result<(), Error> {
-    Ok(())
+use crossbeam_channel::{bounded, Receiver};
+use magnus::{function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RHash, RModule, RString, Ruby};
+use pgbus_native_engine::hub::{self, Event, Hub, Limits, Options, Session, StartError};
+use pgbus_native_engine::inherit;
+use pgbus_native_engine::log::Level;
+
+use crate::gvl;
+
+#[magnus::wrap(class = "PgbusNative::MasterHub::Engine", free_immediately)]
+struct Engine {
+    hub: ManuallyDrop<Hub>,
+    generation: u32,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if !self.is_inherited() {
+            self.hub.stop();
+            // SAFETY: dropped once, here, and in the process that made it.
+            unsafe { ManuallyDrop::drop(&mut self.hub) };
+        }
+    }
+}
+
+impl Engine {
+    fn spawn(
+        ruby: &Ruby,
+        path: RString,
+        status_interval: f64,
+        durable: usize,
+        hard: usize,
+        ack_deadline: f64,
+    ) -> Result<Self, Error> {
+        // SAFETY: the bytes are copied before Ruby runs again.
+        let path = unsafe { path.as_slice() }.to_vec();
+        let options = Options {
+            socket_path: PathBuf::from(OsString::from_vec(path)),
+            status_interval: seconds(ruby, status_interval)?,
+            limits: Limits { durable, hard },
+            ack_deadline: seconds(ruby, ack_deadline)?,
+            session: Session::Ruby,
+        };
+        let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error)))?;
+        Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation() })
+    }
+
+    /// Whether it belongs to a parent of this process.
+    fn is_inherited(&self) -> bool {
+        self.generation != inherit::generation()
+    }
+
+    /// Waits for the start: true, or false if it was stopped meanwhile, or an error.
+    fn wait_started(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
+        match rb_self.wait(ruby, |hub, interrupt| hub.started(interrupt))? {
+            Ok(()) => Ok(true),
+            Err(StartError::Stopped) => Ok(false),
+            Err(error) => Err(start_error(ruby, &error)),
+        }
+    }
+
+    fn stop(&self) {
+        self.hub.stop();
+    }
+
+    /// Waits for the end, so many seconds at most. Gives whether it came.
+    fn wait_ended(ruby: &Ruby, rb_self: &Self, timeout: f64) -> Result<bool, Error> {
+        let timeout = seconds(ruby, timeout)?;
+        let (unblock, interrupt) = bounded(1);
+        let ended = gvl::without_gvl(|| rb_self.hub.ended(timeout, &interrupt), || _ = unblock.try_send(()))?;
+        gvl::check_interrupts(ruby)?;
+        Ok(ended.unwrap_or(false))
+    }
+
+    /// `[:log, level, text]`, `[:ensure_listening, worker, queue]` or `[:remove_listening, queue]`; nil at the end.
+    fn next_event(ruby: &Ruby, rb_self: &Self) -> Result<Option<RArray>, Error> {
+        let event = rb_self.wait(ruby, |hub, interrupt| hub.next_event(interrupt).ok())?;
+        let array = ruby.ary_new();
+        match event {
+            None => return Ok(None),
+            Some(Event::Log(line)) => {
+                array.push(ruby.to_symbol("log"))?;
+                array.push(ruby.to_symbol(match line.level {
+                    Level::Debug => "debug",
+                    Level::Info => "info",
+                    Level::Warn => "warn",
+                    Level::Error => "error",
+                }))?;
+                array.push(line.text)?;
+            }
+            Some(Event::EnsureListening { worker, queue }) => {
+                array.push(ruby.to_symbol("ensure_listening"))?;
+                array.push(worker)?;
+                array.push(&*queue)?;
+            }
+            Some(Event::RemoveListening { queue }) => {
+                array.push(ruby.to_symbol("remove_listening"))?;
+                array.push(&*queue)?;
+            }
+        }
+        Ok(Some(array))
+    }
+
+    fn wake(ruby: &Ruby, rb_self: &Self, queue: String, payload: Option<String>) -> Result<(), Error> {
+        let (queue, payload): (Arc<str>, Option<Arc<str>>) = (queue.into(), payload.map(Into::into));
+        rb_self.wait(ruby, |hub, interrupt| hub.wake(queue.clone(), payload.clone(), interrupt).ok())
+    }
+
+    fn answer(&self, worker: u64, queue: String, failure: Option<String>) {
+        self.hub.answer(worker, queue.into(), failure);
+    }
+
+    fn tell_session(&self, up: bool) {
+        self.hub.session_is(up);
+    }
+
+    fn dropped_durable_wakes(&self) -> u64 {
+        self.hub.stats().dropped_durable_wakes.get()
+    }
+
+    fn evicted_workers(&self) -> u64 {
+        self.hub.stats().evicted_workers.get()
+    }
+
+    fn stats(ruby: &Ruby, rb_self: &Self) -> Result<RHash, Error> {
+        let (stats, hash) = (rb_self.hub.stats(), ruby.hash_new());
+        let figures = [
+            ("workers", &stats.workers),
+            ("subscriptions", &stats.subscriptions),
+            ("queued_frames", &stats.queued_frames),
+            ("wakes_in", &stats.wakes_in),
+            ("frames_out", &stats.frames_out),
+            ("dropped_durable_wakes", &stats.dropped_durable_wakes),
+            ("evicted_workers", &stats.evicted_workers),
+            ("reconnects", &stats.reconnects),
+        ];
+        for (name, figure) in figures {
+            hash.aset(ruby.to_symbol(name), figure.get())?;
+        }
+        hash.aset(ruby.to_symbol("connected_since_ms"), stats.connected_since_ms())?;
+        Ok(hash)
+    }
+
+    /// Waits without the GVL for what `wait` gives; None from it means that it was interrupted.
+    fn wait<T>(&self, ruby: &Ruby, wait: impl Fn(&Hub, &Receiver<()>) -> Option<T>) -> Result<T, Error> {
+        loop {
+            let (unblock, interrupt) = bounded(1);
+            let waited = gvl::without_gvl(|| wait(&self.hub, &interrupt), || _ = unblock.try_send(()))?;
+            if let Some(Some(result)) = waited {
+                return Ok(result);
+            }
+            gvl::check_interrupts(ruby)?;
+        }
+    }
+}
+
+fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
+}
+
+/// As Ruby's own sockets raise it.
+fn start_error(ruby: &Ruby, error: &StartError) -> Error {
+    match error {
+        StartError::PathTooLong { .. } => Error::new(ruby.exception_arg_error(), error.to_string()),
+        StartError::System(system) => {
+            system_call_error(ruby, system).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
+        }
+        StartError::Stopped => Error::new(ruby.exception_runtime_error(), error.to_string()),
+    }
+}
+
+fn system_call_error(ruby: &Ruby, error: &std::io::Error) -> Option<Error> {
+    let errno = error.raw_os_error()?;
+    let class: ExceptionClass = ruby.class_object().const_get("SystemCallError").ok()?;
+    let exception = class.new_instance(("hub socket".into_value_with(ruby), errno)).ok()?;
+    Some(exception.into())
+}
+
+pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
+    let class = module.define_class("MasterHub", ruby.class_object())?;
+    let engine = class.define_class("Engine", ruby.class_object())?;
+    engine.undef_default_alloc_func();
+    engine.const_set("REBROADCAST_TICKS", hub::REBROADCAST_TICKS)?;
+    engine.define_singleton_method("spawn", function!(Engine::spawn, 5))?;
+    engine.define_method("inherited?", method!(Engine::is_inherited, 0))?;
+    engine.define_method("wait_started", method!(Engine::wait_started, 0))?;
+    engine.define_method("stop", method!(Engine::stop, 0))?;
+    engine.define_method("wait_ended", method!(Engine::wait_ended, 1))?;
+    engine.define_method("next_event", method!(Engine::next_event, 0))?;
+    engine.define_method("wake", method!(Engine::wake, 2))?;
+    engine.define_method("answer", method!(Engine::answer, 3))?;
+    engine.define_method("tell_session", method!(Engine::tell_session, 1))?;
+    engine.define_method("dropped_durable_wakes", method!(Engine::dropped_durable_wakes, 0))?;
+    engine.define_method("evicted_workers", method!(Engine::evicted_workers, 0))?;
+    engine.define_method("stats", method!(Engine::stats, 0))
 }

@@ -1,0 +1,164 @@
+# frozen_string_literal: true
+
+require_relative "pgbus_listener"
+require_relative "ruby_session"
+
+module PgbusNative
+  # The hub of the Puma master: one LISTEN session per host, fanned out to the workers over a Unix socket. Takes the
+  # place of +Pgbus::Web::Streamer::MasterHub+; its workers, pgbus's own +HubClient+, can't tell the two apart.
+  #
+  # Everything that moves is a thread of Rust. This face builds it, waits for it, and hands log lines to the logger. All
+  # methods may be called from any thread. In a forked child a hub of the parent is inert: +stop+ does nothing there, and
+  # +start+ starts a new one.
+  class MasterHub
+    # Durable wakes that may wait for a worker although an earlier one of the same stream waits already.
+    DEFAULT_DURABLE_QUEUE_LIMIT = 256
+    # Frames that are never dropped that may wait for a worker; at more it is evicted.
+    DEFAULT_HARD_QUEUE_LIMIT = 1024
+    # Every so many intervals the status is told again, unchanged, so that a worker that came in between knows it.
+    REBROADCAST_TICKS = Engine::REBROADCAST_TICKS
+
+    # Seconds that +stop+ waits for the hub's thread, which waits for nobody: a hub that takes longer has a bug.
+    STOP_SECONDS = 1.5
+    private_constant :STOP_SECONDS
+
+    LOG_PREFIX = "[Pgbus::Streamer::MasterHub]"
+    private_constant :LOG_PREFIX
+
+    # @return [String] where workers connect
+    attr_reader :socket_path
+
+    # @param config [Pgbus::Configuration] +streams_connection_options+, +streams_listen_health_check_ms+ and, for a Ruby
+    #   session, +streams_dispatch_queue_limit+ are read at +start+
+    # @param socket_path [String] where workers connect
+    # @param listener_factory [#call, nil] +call(dispatch_queue:)+ gives a started listener, which then is asked in the
+    #   place of the native session
+    # @param status_interval [Numeric] seconds between two looks at the session's health
+    # @param durable_queue_limit [Integer] see {DEFAULT_DURABLE_QUEUE_LIMIT}
+    # @param hard_queue_limit [Integer] see {DEFAULT_HARD_QUEUE_LIMIT}
+    # @param logger [Logger]
+    # @raise [ArgumentError] for an interval or a limit that is not positive
+    def initialize(config:, socket_path:, listener_factory: nil, status_interval: 1.0,
+                   durable_queue_limit: DEFAULT_DURABLE_QUEUE_LIMIT, hard_queue_limit: DEFAULT_HARD_QUEUE_LIMIT,
+                   logger: Pgbus.logger)
+      positive!(status_interval:, durable_queue_limit:, hard_queue_limit:)
+      @config = config
+      @socket_path = socket_path
+      @listener_factory = listener_factory
+      @status_interval = status_interval
+      @durable_queue_limit = durable_queue_limit
+      @hard_queue_limit = hard_queue_limit
+      @logger = logger
+      @lifecycle = Mutex.new
+    end
+
+    # Starts the session, then the socket. Does nothing on a hub that runs.
+    #
+    # @return [self] also if {#stop} was called meanwhile, from another thread; then nothing runs
+    # @raise [PG::ConnectionBad, PgbusNative::ConnectionBad] the database can't be reached
+    # @raise [Pgbus::Process::ReplicaConnectionError] it is a read-only replica
+    # @raise [SystemCallError, ArgumentError] there can be no socket at the path
+    def start
+      @lifecycle.synchronize { running? ? self : build }
+    end
+
+    # Ends all: the workers see EOF, the socket's file goes, the session is closed. Safe at any time, any number of times;
+    # ends a {#start} that runs.
+    #
+    # @return [self]
+    def stop
+      @engine&.stop unless inherited?
+      @lifecycle.synchronize { inherited? ? self : tear_down }
+    end
+
+    # @return [Integer] redundant durable wakes that were left out for workers that read slowly
+    def dropped_durable_wakes = @engine&.dropped_durable_wakes || 0
+
+    # @return [Integer] workers that were severed because they did not read
+    def evicted_workers = @engine&.evicted_workers || 0
+
+    # What the hub did and does, cheap enough to poll.
+    #
+    # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+) and +:session_reason+, why it is a Ruby
+    #   session; +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
+    #   +:dropped_durable_wakes+, +:evicted_workers+ and +:reconnects+ (so far); +:connected_since+ (a Time; nil while the
+    #   session is down)
+    def stats
+      engine = @engine
+      figures = engine ? engine.stats : {}
+      since = figures.delete(:connected_since_ms) if running?
+      { running: running?, session: @session_kind, session_reason: @session_reason, **figures,
+        connected_since: since && Time.at(since / 1000r) }
+    end
+
+    # @return [String] without the configuration, which may hold a password
+    def inspect = "#<#{self.class} #{@socket_path}#{" running" if running?}>"
+
+    private
+
+    def positive!(**numbers)
+      numbers.each do |name, number|
+        next if number.is_a?(Numeric) && number.positive?
+
+        raise ArgumentError, "#{name} must be a positive number, got #{number.inspect}"
+      end
+    end
+
+    def inherited? = !!@engine&.inherited?
+
+    def running? = !!@running && !inherited?
+
+    def build
+      @session = ruby_session
+      @engine = Engine.spawn(File.path(@socket_path).b, @status_interval.to_f, @durable_queue_limit, @hard_queue_limit,
+                             ack_seconds)
+      @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
+      @reporter.name = "pgbus-hub-reporter"
+      @running = @engine.wait_started
+      @session&.attach(@engine) if @running
+      self
+    ensure
+      tear_down unless @running
+    end
+
+    def ruby_session
+      @session_kind = :ruby
+      @session_reason = "a listener_factory is given"
+      RubySession.new(@listener_factory || PgbusListener.new(@config, @logger), status_interval: @status_interval,
+                      log: method(:log))
+    end
+
+    # As long as pgbus's own listener lets a sub wait.
+    def ack_seconds = (@config.streams_listen_health_check_ms / 1000.0) + 1.0
+
+    def tear_down
+      @running = false
+      @engine&.stop
+      if @engine && !@engine.wait_ended(STOP_SECONDS)
+        log(:error, "the hub's thread did not end within #{STOP_SECONDS} s, please report it")
+      end
+      @session&.stop
+      @session = nil
+      @reporter&.join(STOP_SECONDS) unless @reporter == Thread.current
+      @reporter = nil
+      self
+    end
+
+    # Takes what the engine has to say, until it ends.
+    def report(engine, session)
+      while (kind, *details = engine.next_event)
+        case kind
+        when :log then log(*details)
+        else session.public_send(kind, *details)
+        end
+      end
+    end
+
+    # A logger that raises must not end the hub.
+    def log(level, text)
+      @logger.public_send(level) { "#{LOG_PREFIX} #{text}" }
+    rescue StandardError
+      nil
+    end
+  end
+end
