@@ -5,6 +5,7 @@ require "open3"
 require "rbconfig"
 require "rubygems/package"
 require "tmpdir"
+require "yaml"
 
 RSpec.describe "the gem" do
   root = File.expand_path("..", __dir__)
@@ -49,6 +50,18 @@ RSpec.describe "the gem" do
     expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(Requirements::MINIMUM_RUST)
   end
 
+  it "is precompiled by the release workflow for what its tasks name" do
+    workflow = YAML.safe_load_file("#{root}/.github/workflows/release.yml", aliases: true)
+    platforms, rubies = %w[precompiled platform try ruby].each_slice(2).map do |job, axis|
+      workflow.dig("jobs", job, "strategy", "matrix", axis)
+    end
+    listed, output = run(foreign.call, "rake", "--all", "--tasks", "precompile", chdir: root)
+
+    expect(listed).to be(true), output
+    expect(output.scan(/precompile:(\S+)/).flatten).to match_array(platforms)
+    expect(output).to include("for Ruby #{rubies.join(", ")}")
+  end
+
   describe "installed into an empty GEM_HOME" do
     before(:context) do
       @home = "#{@folder}/home"
@@ -69,6 +82,21 @@ RSpec.describe "the gem" do
 
       expect(loaded).to be(true), output
       expect(output).to eq([File.realpath("#{@home}/gems/#{gem_name}/lib/pgbus_native/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}")].inspect)
+    end
+
+    it "takes the extension that was compiled for the Ruby that runs, where there is one" do
+      library = "#{@home}/gems/#{gem_name}/lib/pgbus_native"
+      precompiled = "#{library}/#{RUBY_VERSION[/\A\d+\.\d+/]}/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}"
+      FileUtils.mkdir_p(File.dirname(precompiled))
+      FileUtils.cp("#{library}/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}", precompiled)
+      _, output = run(@env, RbConfig.ruby, "-e", <<~RUBY, chdir: @folder)
+        require "pgbus_native"
+        print $LOADED_FEATURES.grep(/pgbus_native\\.(so|bundle)\\z/)
+      RUBY
+
+      expect(output).to eq([File.realpath(precompiled)].inspect)
+    ensure
+      FileUtils.rm_rf(File.dirname(precompiled))
     end
   end
 
