@@ -1,0 +1,350 @@
+//! A session's life: wishes in, news out, health, loss and return.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::future::{pending, poll_fn, ready, Future};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::mpsc::Sender;
+use tokio::time::{sleep_until, Instant};
+use tokio_postgres::{AsyncMessage, Client, Notification};
+
+use super::connection::{self, words, Connection, Link, PATIENCE};
+use super::options::Options;
+use super::{channel, FirstSession, Log};
+use crate::log::{Level, Line};
+use crate::session::{News, Queue, Wishes};
+
+/// Between two attempts to connect.
+const BACKOFF: Duration = Duration::from_millis(500);
+/// How much longer than a health-check interval the server may take to answer. With the interval of idleness before it,
+/// a silent server is noticed within two intervals and 5 s.
+const GRACE: Duration = Duration::from_secs(4);
+/// Statements on their way at once.
+const IN_FLIGHT: usize = 1024;
+
+/// Runs the session until its future is dropped, or until nobody takes its news any more: LISTENs and UNLISTENs as
+/// `wishes` change, tells `news`, checks an idle connection every `health_check`, and connects anew when it is lost.
+///
+/// Time that the session waits for room in `news` does not count as silence of the server's.
+pub async fn run(
+    first: FirstSession,
+    options: &Options,
+    health_check: Duration,
+    wishes: &Wishes,
+    news: &Sender<News>,
+    log: Log<'_>,
+) {
+    let mut connection = first.0;
+    loop {
+        let since = Instant::now();
+        let reason = match Live::new(connection, health_check, wishes, news).serve().await {
+            Ended::Lost(reason) => reason,
+            Ended::NobodyListens => return,
+        };
+        log(Line::new(Level::Warn, format!("LISTEN session lost ({reason}), reconnecting")));
+        if news.send(News::Down { reason }).await.is_err() {
+            return;
+        }
+        // A server that takes us and drops us at once is not asked more often than one that does not take us.
+        sleep_until(since + BACKOFF).await;
+        connection = reconnect(options, log).await;
+        log(Line::new(Level::Info, "LISTEN session is connected again"));
+    }
+}
+
+/// Tries until it works. Logs the first failure, and then ever more rarely.
+async fn reconnect(options: &Options, log: Log<'_>) -> Connection {
+    let mut attempts = 0_u64;
+    loop {
+        let error = match connection::open(options, Some(PATIENCE)).await {
+            Ok(connection) => return connection,
+            Err(error) => error,
+        };
+        attempts += 1;
+        if attempts.is_power_of_two() {
+            log(Line::new(
+                Level::Warn,
+                format!(
+                    "LISTEN session can't reconnect (attempt {attempts}): {}",
+                    error.to_string().replace('\n', "; ")
+                ),
+            ));
+        }
+        sleep_until(Instant::now() + BACKOFF).await;
+    }
+}
+
+/// Why a connection's service ended.
+enum Ended {
+    Lost(String),
+    NobodyListens,
+}
+
+/// What a statement on its way is for.
+enum Purpose {
+    Listen(Arc<str>),
+    /// UNLISTEN or a health check.
+    Nothing,
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<(), tokio_postgres::Error>>>>;
+
+/// A statement that the server has not answered yet.
+struct Statement {
+    number: u64,
+    purpose: Purpose,
+    sent: Instant,
+    answer: Answer,
+}
+
+/// A channel that somebody wants.
+#[derive(Default)]
+struct Channel {
+    /// More than one only where PostgreSQL cuts long names to the same channel.
+    queues: Vec<Queue>,
+    /// The number of its last LISTEN. An earlier one's answer means nothing: an UNLISTEN went out in between.
+    listen: u64,
+    confirmed: bool,
+}
+
+/// One connection in service.
+struct Live<'a> {
+    client: Rc<Client>,
+    link: Link,
+    early: VecDeque<Notification>,
+    health_check: Duration,
+    wishes: &'a Wishes,
+    news: &'a Sender<News>,
+    channels: HashMap<Arc<str>, Channel>,
+    /// Wishes not looked at yet.
+    todo: VecDeque<Queue>,
+    /// In the order in which they were sent, which is that of the answers.
+    in_flight: VecDeque<Statement>,
+    sent: u64,
+    answered: u64,
+    /// Until all that was wished for at the beginning is LISTENed.
+    building: Building,
+    /// When the server last gave a sign of life that we took notice of.
+    heard: Instant,
+}
+
+/// How far a new connection is.
+enum Building {
+    /// Sending.
+    Asking,
+    /// Up when the statement of this number is answered.
+    Until(u64),
+    Done,
+}
+
+enum Event {
+    Answer(Result<(), tokio_postgres::Error>),
+    Changes(Vec<Queue>),
+    Notified(Notification),
+    /// The server said something else, by itself.
+    Heard,
+    Lost(String),
+    Silence,
+}
+
+impl<'a> Live<'a> {
+    fn new(connection: Connection, health_check: Duration, wishes: &'a Wishes, news: &'a Sender<News>) -> Self {
+        Self {
+            client: Rc::new(connection.client),
+            link: connection.link,
+            early: connection.notified,
+            health_check,
+            wishes,
+            news,
+            channels: HashMap::new(),
+            todo: wishes.all().into(),
+            in_flight: VecDeque::new(),
+            sent: 0,
+            answered: 0,
+            building: Building::Asking,
+            heard: Instant::now(),
+        }
+    }
+
+    async fn serve(mut self) -> Ended {
+        match self.work().await {
+            Ok(never) => match never {},
+            Err(ended) => ended,
+        }
+    }
+
+    async fn work(&mut self) -> Result<std::convert::Infallible, Ended> {
+        while let Some(notification) = self.early.pop_front() {
+            self.wake(&notification).await?;
+        }
+        loop {
+            while self.in_flight.len() < IN_FLIGHT {
+                let Some(queue) = self.todo.pop_front() else { break };
+                self.fulfil(queue).await?;
+            }
+            self.see_whether_up().await?;
+            match self.next().await {
+                Event::Answer(result) => self.take_answer(result).await?,
+                Event::Changes(queues) => self.todo.extend(queues),
+                Event::Notified(notification) => self.wake(&notification).await?,
+                Event::Heard => self.heard = Instant::now(),
+                Event::Lost(reason) => return Err(Ended::Lost(reason)),
+                Event::Silence => self.break_silence().await?,
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Event {
+        let Self { link, in_flight, wishes, todo, .. } = self;
+        let front = in_flight.front_mut();
+        let deadline = match &front {
+            None => self.heard + self.health_check,
+            Some(statement) => statement.sent.max(self.heard) + self.health_check + GRACE,
+        };
+        let answer = async {
+            match front {
+                Some(statement) => statement.answer.as_mut().await,
+                None => pending().await,
+            }
+        };
+        // Answers and wishes first: there is a limited number of them, while notifications may never cease.
+        tokio::select! {
+            biased;
+            result = answer => Event::Answer(result),
+            queues = wishes.changes(), if todo.is_empty() => Event::Changes(queues),
+            message = poll_fn(|cx| link.poll_message(cx)) => match message {
+                Some(Ok(AsyncMessage::Notification(notification))) => Event::Notified(notification),
+                Some(Ok(_)) => Event::Heard,
+                Some(Err(error)) => Event::Lost(words(&error)),
+                None => Event::Lost("the connection was closed".to_owned()),
+            },
+            () = sleep_until(deadline) => Event::Silence,
+        }
+    }
+
+    /// LISTENs or UNLISTENs as this queue's wish is now.
+    async fn fulfil(&mut self, queue: Queue) -> Result<(), Ended> {
+        let wanted = self.wishes.wants(&queue);
+        let name = match channel::of(&queue) {
+            Ok(name) => name,
+            Err(reason) if wanted => return self.tell(News::Refused { queue, reason: reason.to_owned() }).await,
+            Err(_) => return Ok(()),
+        };
+        if !wanted {
+            if let Entry::Occupied(mut entry) = self.channels.entry(name.clone()) {
+                entry.get_mut().queues.retain(|other| *other != queue);
+                if entry.get().queues.is_empty() {
+                    entry.remove();
+                    self.send(format!("UNLISTEN {}", channel::quoted(&name)), Purpose::Nothing).await;
+                }
+            }
+            return Ok(());
+        }
+        let channel = self.channels.entry(name.clone()).or_default();
+        if !channel.queues.contains(&queue) {
+            channel.queues.push(queue.clone());
+        }
+        if channel.confirmed {
+            return self.tell(News::Listening(queue)).await;
+        }
+        if channel.listen == 0 {
+            channel.listen = self.sent + 1;
+            self.send(format!("LISTEN {}", channel::quoted(&name)), Purpose::Listen(name)).await;
+        }
+        Ok(())
+    }
+
+    /// Puts a statement on its way; the link sends it when it is polled next.
+    async fn send(&mut self, sql: String, purpose: Purpose) {
+        self.sent += 1;
+        let client = self.client.clone();
+        let mut answer: Answer = Box::pin(async move { client.batch_execute(&sql).await });
+        // The first poll hands the statement to the link. It can't be answered yet; if the link is gone, the link says so.
+        let early = poll_fn(|cx| Poll::Ready(answer.as_mut().poll(cx))).await;
+        if let Poll::Ready(result) = early {
+            answer = Box::pin(ready(result));
+        }
+        self.in_flight.push_back(Statement { number: self.sent, purpose, sent: Instant::now(), answer });
+    }
+
+    async fn take_answer(&mut self, result: Result<(), tokio_postgres::Error>) -> Result<(), Ended> {
+        self.heard = Instant::now();
+        let Some(Statement { number, purpose, .. }) = self.in_flight.pop_front() else { return Ok(()) };
+        self.answered = number;
+        let refused = match result {
+            Ok(()) => None,
+            Err(error) if error.as_db_error().is_some_and(|error| is_about_the_name(error.code().code())) => {
+                Some(words(&error))
+            }
+            Err(error) => return Err(Ended::Lost(words(&error))),
+        };
+        let Purpose::Listen(name) = purpose else { return Ok(()) };
+        let Entry::Occupied(mut entry) = self.channels.entry(name) else { return Ok(()) };
+        if entry.get().listen != number {
+            return Ok(());
+        }
+        let queues = match &refused {
+            None => {
+                entry.get_mut().confirmed = true;
+                entry.get().queues.clone()
+            }
+            Some(_) => entry.remove().queues,
+        };
+        for queue in queues {
+            self.tell(match &refused {
+                None => News::Listening(queue),
+                Some(reason) => News::Refused { queue, reason: reason.clone() },
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn see_whether_up(&mut self) -> Result<(), Ended> {
+        if matches!(self.building, Building::Asking) && self.todo.is_empty() {
+            self.building = Building::Until(self.sent);
+        }
+        if matches!(self.building, Building::Until(number) if number <= self.answered) {
+            self.building = Building::Done;
+            self.tell(News::Up).await?;
+        }
+        Ok(())
+    }
+
+    async fn wake(&mut self, notification: &Notification) -> Result<(), Ended> {
+        self.heard = Instant::now();
+        let Some(channel) = self.channels.get(notification.channel()) else { return Ok(()) };
+        let payload = Some(notification.payload()).filter(|text| !text.is_empty()).map(Arc::<str>::from);
+        for queue in channel.queues.clone() {
+            self.tell(News::Wake { queue, payload: payload.clone() }).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell(&mut self, news: News) -> Result<(), Ended> {
+        self.news.send(news).await.map_err(|_| Ended::NobodyListens)?;
+        self.heard = Instant::now();
+        Ok(())
+    }
+
+    /// The server was silent for too long: asks it something, and if it owes an answer already, gives it up.
+    async fn break_silence(&mut self) -> Result<(), Ended> {
+        if !self.in_flight.is_empty() {
+            let silence = self.health_check + GRACE;
+            return Err(Ended::Lost(format!("no answer for {} ms", silence.as_millis())));
+        }
+        self.send("SELECT 1".to_owned(), Purpose::Nothing).await;
+        Ok(())
+    }
+}
+
+/// Whether the server objects to the statement itself. Any other error, such as a cancel or a lack of memory, says
+/// nothing about the name; then the session is built anew, which tries the name again.
+fn is_about_the_name(sqlstate: &str) -> bool {
+    ["22", "42", "54", "0A"].iter().any(|class| sqlstate.starts_with(class))
+}
