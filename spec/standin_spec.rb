@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "fileutils"
+require "private_postgres"
 require "socket"
 require "tmpdir"
 
@@ -163,6 +164,47 @@ RSpec.describe "pgbus, or what stands in for it" do
     it "can't connect where no hub is" do
       nowhere = streamer::HubClient.new(socket_path: "#{folder}/none", dispatch_queue: queue)
       expect { nowhere.connect }.to raise_error(streamer::HubClient::HubUnavailableError, /none/)
+    end
+  end
+
+  describe "a listener" do
+    around do |example|
+      PrivatePostgres.run do |postgres|
+        @postgres = postgres
+        example.run
+      end
+    end
+
+    let(:queue) { Queue.new }
+    let(:connect) { -> { Pgbus::DedicatedConnection.connect(@postgres.url) } }
+    let(:listener) do
+      streamer::Listener.new(pg_connection: connect.call, dispatch_queue: queue, health_check_ms: 100, connection_factory: connect,
+                             logger: Logger.new(IO::NULL))
+    end
+
+    before { listener.start }
+    after { listener.stop }
+
+    def wake(payload) = Pgbus::Web::Streamer::Listener::WakeMessage.new(queue_name: "pgbus_chat", payload:)
+    def notify(payload) = @postgres.sql("SELECT pg_notify('pgmq.q_pgbus_chat.INSERT', '#{payload}')")
+
+    it "hears its channels once ensure_listening has returned, under a name of its own" do
+      listener.ensure_listening("pgbus_chat")
+      notify("hi")
+      expect(queue.pop(timeout: 10)).to eq(wake("hi"))
+      expect(@postgres.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbus-listen'")).to eq("1")
+      expect(listener).to be_alive.and be_connected
+    end
+
+    it "hears them again after its session was terminated" do
+      listener.ensure_listening("pgbus_chat")
+      @postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgbus-listen'")
+      heard = nil
+      30.times do
+        notify("again")
+        break if (heard = queue.pop(timeout: 1))
+      end
+      expect(heard).to eq(wake("again"))
     end
   end
 end

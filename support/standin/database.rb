@@ -94,8 +94,8 @@ module Pgbus
   end
 
   # A stream as a broadcaster sees it.
-  Stream = Data.define(:name) do
-    def broadcast(html, durable: false, event: nil)
+  Stream = Data.define(:name, :durable) do
+    def broadcast(html, event: nil)
       message = { html:, event: }.compact
       durable ? Pgbus.client.broadcast_durable(name, message) : Pgbus.client.notify_stream(name, message)
     end
@@ -105,6 +105,6 @@ module Pgbus
 
   class << self
     def client = @client ||= Client.new(configuration)
-    def stream(name) = Stream.new(name)
+    def stream(name, durable: false) = Stream.new(name:, durable:)
   end
 end
