@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
+mod sse;
 mod stats;
 
 type Client = fn(&[String]) -> Result<(), String>;
 
 /// Name, arguments, what it does.
-const CLIENTS: &[(&str, &str, Client)] = &[];
+const CLIENTS: &[(&str, &str, Client)] = &[("sse", "ADDRESS CLIENTS PATH SINCE", sse::run)];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
