@@ -1,0 +1,99 @@
+# frozen_string_literal: true
+
+module PgbusNative
+  # Connection options as libpq resolves them: what was given, then the service file, the PG* variables of the
+  # environment, and libpq's defaults. The password file is left to the engine, which reads it for every new connection.
+  #
+  # libpq is asked itself, with an option that it refuses last, before it looks up or connects to anything: then it has
+  # resolved all others and tells them.
+  class ConnectionOptions
+    # How the session is called in +pg_stat_activity+ unless the options or +PGAPPNAME+ say otherwise.
+    APPLICATION_NAME = "pgbus-listen"
+
+    # A value that no option has.
+    REFUSED = "resolve only"
+    private_constant :REFUSED
+
+    # Not a keyword of libpq's: where it looks for a server when no host is given.
+    DEFAULT_FOLDER = "default_socket_folder"
+    private_constant :DEFAULT_FOLDER
+
+    # @return [Hash{String => String}] libpq's keywords and the values that count, without empty ones
+    attr_reader :keywords
+
+    # @return [Array<Array(String, String)>] names and values of what is SET after connecting, in this order
+    attr_reader :variables
+
+    # @param options [String, Hash] a URL or a keyword string; or libpq's keywords as symbols or strings, beside
+    #   +:variables+, a Hash
+    # @raise [Pgbus::ConfigurationError, ArgumentError] for anything else (the latter without pgbus), and for a text that
+    #   is not UTF-8
+    # @raise [PG::Error] for options that libpq refuses
+    def initialize(options)
+      require "pg" unless defined?(::PG::Connection)
+      given = keywords_of(options)
+      @variables = (given.delete(:variables) || {}).map { |name, value| [utf8(:variables, name), utf8(name, value)] }
+      @keywords = resolve(named(given.compact.to_h { |keyword, value| [keyword, utf8(keyword, value)] }))
+    end
+
+    # @return [String] without values, since one of them may be a password
+    def inspect = "#<#{self.class} #{keywords.keys.join(" ")}>"
+
+    private
+
+    def keywords_of(options)
+      case options
+      when Hash then options.transform_keys(&:to_sym)
+      when String then present(::PG::Connection.conninfo_parse(options)).transform_keys(&:to_sym)
+      else
+        error = defined?(::Pgbus::ConfigurationError) ? ::Pgbus::ConfigurationError : ArgumentError
+        raise error, "connection options must be a String or a Hash, got #{options.class}; set database_url or " \
+                     "connection_params, or streams_database_url"
+      end
+    end
+
+    def named(given)
+      return given if given.key?(:application_name) || given.key?(:fallback_application_name)
+
+      given.merge(fallback_application_name: APPLICATION_NAME)
+    end
+
+    def resolve(given)
+      # libpq checks target_session_attrs last, so that this finds what else is wrong; with sslmode, which it checks
+      # before, it tells what target_session_attrs is.
+      keywords, = ask(given, target_session_attrs: REFUSED)
+      target, folder = ask(given, sslmode: REFUSED, host: "", hostaddr: "", port: "")
+      keywords["target_session_attrs"] = target["target_session_attrs"]
+      keywords[DEFAULT_FOLDER] = folder
+      keywords.delete("sslmode") if keywords["sslrootcert"] == "system" && default_sslmode?(given)
+      keywords.to_h { |keyword, value| [keyword, utf8(keyword, value)] }
+    end
+
+    # What libpq makes of the options, and where it would connect to.
+    def ask(given, **refused)
+      conninfo = ::PG::Connection.connect_hash_to_string(given.merge(refused))
+      ::PG::Connection.connect_start(conninfo).finish
+      raise ::PG::ConnectionBad, "libpq took #{refused.keys.first}=#{REFUSED.inspect}"
+    rescue ::PG::ConnectionBad => e
+      raise unless e.connection && e.message.include?(REFUSED)
+
+      [present(e.connection.conninfo), e.connection.host]
+    end
+
+    def present(conninfo)
+      conninfo.to_h { |option| option.values_at(:keyword, :val) }.reject { |_, value| value.nil? || value.empty? }
+    end
+
+    # With sslrootcert=system libpq's default is another one, which libpq tells only since version 16.
+    def default_sslmode?(given) = !given.key?(:sslmode) && !ENV.key?("PGSSLMODE")
+
+    def utf8(name, value)
+      text = value.to_s.encode(Encoding::UTF_8)
+      raise EncodingError unless text.valid_encoding?
+
+      text
+    rescue EncodingError
+      raise ArgumentError, "connection option #{name} must be UTF-8"
+    end
+  end
+end

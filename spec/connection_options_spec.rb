@@ -1,0 +1,106 @@
+# frozen_string_literal: true
+
+require "pg"
+require "tmpdir"
+require "pgbus_native/connection_options"
+
+RSpec.describe PgbusNative::ConnectionOptions do
+  around do |example|
+    before = ENV.to_h
+    ENV.delete_if { |name, _| name.start_with?("PG") }
+    example.run
+  ensure
+    ENV.replace(before)
+  end
+
+  def keywords(options) = described_class.new(options).keywords
+
+  it "takes a URL" do
+    options = keywords("postgres://bob:s%40cret@one:6000,two:6001/shop?target_session_attrs=read-write&sslmode=require")
+    expect(options).to include("user" => "bob", "password" => "s@cret", "host" => "one,two", "port" => "6000,6001",
+                               "dbname" => "shop", "target_session_attrs" => "read-write", "sslmode" => "require")
+    expect(keywords("postgresql://%2Frun%2Fpg/shop")).to include("host" => "/run/pg", "dbname" => "shop")
+  end
+
+  it "takes a keyword string" do
+    expect(keywords("host=db user='bob b' password='it\\'s'"))
+      .to include("host" => "db", "user" => "bob b", "password" => "it's", "dbname" => "bob b", "port" => "5432")
+  end
+
+  it "takes a Hash with symbols or strings as keys, and values that aren't strings" do
+    expect(keywords(host: "db", port: 6000, user: :bob, password: "a b'c\\d", hostaddr: nil, connect_timeout: 3))
+      .to include("host" => "db", "port" => "6000", "user" => "bob", "password" => "a b'c\\d", "connect_timeout" => "3")
+    expect(keywords("host" => "db")).to include("host" => "db")
+  end
+
+  it "keeps a Hash's variables apart, in their order" do
+    options = described_class.new(host: "db", variables: { "search_path" => "a", statement_timeout: 5 })
+    expect(options.variables).to eq([%w[search_path a], %w[statement_timeout 5]])
+    expect(options.keywords).to include("host" => "db")
+    expect(options.keywords).not_to include("variables")
+  end
+
+  it "asks the environment for what isn't given" do
+    ENV.update("PGHOST" => "db", "PGUSER" => "eve", "PGPASSWORD" => "secret", "PGSSLMODE" => "require", "PGOPTIONS" => "-c x=1",
+               "PGTARGETSESSIONATTRS" => "primary")
+    expect(keywords("user=bob")).to include("host" => "db", "user" => "bob", "password" => "secret", "sslmode" => "require",
+                                            "options" => "-c x=1", "target_session_attrs" => "primary")
+  end
+
+  it "is called pgbus-listen unless the options or PGAPPNAME say otherwise" do
+    expect(keywords("host=db")).to include("fallback_application_name" => "pgbus-listen")
+    expect(keywords(host: "db", application_name: "mine")).to include("application_name" => "mine")
+    expect(keywords("host=db fallback_application_name=mine")).to include("fallback_application_name" => "mine")
+    ENV["PGAPPNAME"] = "env"
+    expect(keywords(host: "db")).to include("application_name" => "env")
+  end
+
+  it "reads the service file, before the environment and after the options" do
+    Dir.mktmpdir do |folder|
+      File.write("#{folder}/services", "[shop]\nhost=svc\nport=6000\nuser=svc\ntarget_session_attrs=primary\n")
+      ENV.update("PGSERVICEFILE" => "#{folder}/services", "PGHOST" => "env", "PGUSER" => "env")
+      expect(keywords("service=shop user=bob"))
+        .to include("host" => "svc", "port" => "6000", "user" => "bob", "target_session_attrs" => "primary")
+      ENV["PGSERVICE"] = "shop"
+      expect(keywords(port: 7000)).to include("host" => "svc", "port" => "7000", "user" => "svc")
+      expect { keywords("service=other") }.to raise_error(PG::ConnectionBad, /"other"/)
+    end
+  end
+
+  it "names the password file for the engine, without reading it" do
+    ENV["PGPASSFILE"] = "/nowhere/pgpass"
+    expect(keywords("host=db")).to include("passfile" => "/nowhere/pgpass")
+    expect(keywords("host=db passfile=/elsewhere")).to include("passfile" => "/elsewhere")
+  end
+
+  it "says where libpq looks for a server when no host is given" do
+    expect(keywords("dbname=shop")["default_socket_folder"]).to start_with("/")
+    expect(keywords("dbname=shop")).not_to include("host")
+  end
+
+  it "leaves sslmode open where the system's roots set its default" do
+    expect(keywords("host=db sslrootcert=system")).not_to include("sslmode")
+    expect(keywords("host=db sslrootcert=system sslmode=verify-full")).to include("sslmode" => "verify-full")
+  end
+
+  it "refuses what libpq refuses, in libpq's words" do
+    expect { keywords(host: "db", sslmode: "always") }.to raise_error(PG::ConnectionBad, /invalid sslmode value: "always"/)
+    expect { keywords("host=db target_session_attrs=any_old") }.not_to raise_error # the engine says so
+    expect { keywords(nonsense: 1) }.to raise_error(PG::Error, /"nonsense"/)
+    expect { keywords("host=one,two port=1,2,3") }.to raise_error(PG::ConnectionBad, /3 port numbers to 2 hosts/)
+  end
+
+  it "refuses what is neither a String nor a Hash" do
+    expect { described_class.new(-> {}) }.to raise_error(StandardError, /must be a String or a Hash, got Proc/)
+  end
+
+  it "refuses bytes that are no text, without showing them" do
+    expect { described_class.new(host: "db", password: "s\xFFcret") }
+      .to raise_error(ArgumentError, /\Aconnection option password must be UTF-8\z/)
+  end
+
+  it "never shows a secret" do
+    options = described_class.new("postgres://bob:topsecret@db/shop")
+    expect(options.inspect).not_to include("topsecret")
+  end
+end
