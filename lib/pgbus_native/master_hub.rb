@@ -1,9 +1,13 @@
 # frozen_string_literal: true
 
+require_relative "connection_options"
 require_relative "pgbus_listener"
 require_relative "ruby_session"
 
 module PgbusNative
+  # The database can't be reached, and the pg gem, whose error of this name it would be, is not loaded.
+  class ConnectionBad < StandardError; end
+
   # The hub of the Puma master: one LISTEN session per host, fanned out to the workers over a Unix socket. Takes the
   # place of +Pgbus::Web::Streamer::MasterHub+; its workers, pgbus's own +HubClient+, can't tell the two apart.
   #
@@ -79,16 +83,16 @@ module PgbusNative
 
     # What the hub did and does, cheap enough to poll.
     #
-    # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+) and +:session_reason+, why it is a Ruby
-    #   session; +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
+    # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+) and +:session_reason+ (why it is a Ruby
+    #   session); +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
     #   +:dropped_durable_wakes+, +:evicted_workers+ and +:reconnects+ (so far); +:connected_since+ (a Time; nil while the
     #   session is down)
     def stats
       engine = @engine
       figures = engine ? engine.stats : {}
-      since = figures.delete(:connected_since_ms) if running?
-      { running: running?, session: @session_kind, session_reason: @session_reason, **figures,
-        connected_since: since && Time.at(since / 1000r) }
+      since = figures.delete(:connected_since_ms)
+      { running: running?, session: @session_reason ? :ruby : :native, session_reason: @session_reason, **figures,
+        connected_since: running? && since && Time.at(since / 1000r) }
     end
 
     # @return [String] without the configuration, which may hold a password
@@ -109,27 +113,42 @@ module PgbusNative
     def running? = !!@running && !inherited?
 
     def build
-      @session = ruby_session
+      @engine = @session = @session_reason = nil
+      @listener_factory ? build_on_ruby(@listener_factory, "a listener_factory is given") : build_natively
+      self
+    rescue Engine::ConnectionFailed => e
+      raise connection_bad, e.message
+    rescue Engine::Replica => e
+      raise Pgbus::Process::ReplicaConnectionError, e.message
+    end
+
+    def build_natively
+      options = ConnectionOptions.new(@config.streams_connection_options)
+      launch([options.keywords, options.variables])
+    rescue Engine::Unsupported => e
+      log(:info, "the LISTEN session is pgbus's own Listener, since the native one can't honour #{e.message}")
+      build_on_ruby(PgbusListener.new(@config, @logger), e.message)
+    end
+
+    def build_on_ruby(factory, reason)
+      @session_reason = reason
+      @session = RubySession.new(factory, status_interval: @status_interval, log: method(:log))
+      launch(nil)
+    end
+
+    # Has the engine start, with a native session if there are options for one.
+    def launch(native)
       @engine = Engine.spawn(File.path(@socket_path).b, @status_interval.to_f, @durable_queue_limit, @hard_queue_limit,
-                             ack_seconds)
+                             @config.streams_listen_health_check_ms / 1000.0, native)
       @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
       @reporter.name = "pgbus-hub-reporter"
       @running = @engine.wait_started
       @session&.attach(@engine) if @running
-      self
     ensure
       tear_down unless @running
     end
 
-    def ruby_session
-      @session_kind = :ruby
-      @session_reason = "a listener_factory is given"
-      RubySession.new(@listener_factory || PgbusListener.new(@config, @logger), status_interval: @status_interval,
-                      log: method(:log))
-    end
-
-    # As long as pgbus's own listener lets a sub wait.
-    def ack_seconds = (@config.streams_listen_health_check_ms / 1000.0) + 1.0
+    def connection_bad = defined?(PG::ConnectionBad) ? PG::ConnectionBad : ConnectionBad
 
     def tear_down
       @running = false

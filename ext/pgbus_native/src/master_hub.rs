@@ -1,5 +1,6 @@
 //! `PgbusNative::MasterHub::Engine`: the hub that `PgbusNative::MasterHub` holds.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStringExt;
@@ -8,9 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, Receiver};
-use magnus::{function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RHash, RModule, RString, Ruby};
+use magnus::{
+    function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RClass, RHash, RModule, RString, Ruby,
+};
 use pgbus_native_engine::hub::{self, Event, Hub, Limits, Options, Session, StartError};
 use pgbus_native_engine::inherit;
+use pgbus_native_engine::listen::{self, ConnectError, OptionsError};
 use pgbus_native_engine::log::Level;
 
 use crate::gvl;
@@ -38,7 +42,8 @@ impl Engine {
         status_interval: f64,
         durable: usize,
         hard: usize,
-        ack_deadline: f64,
+        health_check: f64,
+        native: Option<(RHash, RArray)>,
     ) -> Result<Self, Error> {
         // SAFETY: the bytes are copied before Ruby runs again.
         let path = unsafe { path.as_slice() }.to_vec();
@@ -46,8 +51,13 @@ impl Engine {
             socket_path: PathBuf::from(OsString::from_vec(path)),
             status_interval: seconds(ruby, status_interval)?,
             limits: Limits { durable, hard },
-            ack_deadline: seconds(ruby, ack_deadline)?,
-            session: Session::Ruby,
+            health_check: seconds(ruby, health_check)?,
+            session: match native {
+                Some((keywords, variables)) => {
+                    Session::Native(Box::new(connection_options(ruby, keywords, variables)?))
+                }
+                None => Session::Ruby,
+            },
         };
         let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error)))?;
         Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation() })
@@ -167,6 +177,26 @@ fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
         .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
 }
 
+/// libpq's keywords and the variables to SET.
+fn connection_options(ruby: &Ruby, keywords: RHash, variables: RArray) -> Result<listen::Options, Error> {
+    let keywords: HashMap<String, String> = keywords.to_hash_map()?;
+    let variables = variables.to_vec::<(String, String)>()?;
+    listen::Options::parse(keywords, variables).map_err(|error| match error {
+        OptionsError::Unsupported { .. } => engine_error(ruby, "Unsupported", &error),
+        OptionsError::Invalid { .. } => engine_error(ruby, "ConnectionFailed", &error),
+    })
+}
+
+fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error {
+    let class = ruby.class_object().const_get::<_, RModule>("PgbusNative").and_then(|module| {
+        module
+            .const_get::<_, RClass>("MasterHub")?
+            .const_get::<_, RClass>("Engine")?
+            .const_get::<_, ExceptionClass>(name)
+    });
+    class.map_or_else(|missing| missing, |class| Error::new(class, error.to_string()))
+}
+
 /// As Ruby's own sockets raise it.
 fn start_error(ruby: &Ruby, error: &StartError) -> Error {
     match error {
@@ -174,6 +204,9 @@ fn start_error(ruby: &Ruby, error: &StartError) -> Error {
         StartError::System(system) => {
             system_call_error(ruby, system).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
         }
+        StartError::Connect(ConnectError::Failed(_)) => engine_error(ruby, "ConnectionFailed", error),
+        StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
+        StartError::Connect(ConnectError::Unsupported { .. }) => engine_error(ruby, "Unsupported", error),
         StartError::Stopped => Error::new(ruby.exception_runtime_error(), error.to_string()),
     }
 }
@@ -190,7 +223,10 @@ pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
     let engine = class.define_class("Engine", ruby.class_object())?;
     engine.undef_default_alloc_func();
     engine.const_set("REBROADCAST_TICKS", hub::REBROADCAST_TICKS)?;
-    engine.define_singleton_method("spawn", function!(Engine::spawn, 5))?;
+    for name in ["ConnectionFailed", "Replica", "Unsupported"] {
+        engine.define_error(name, ruby.exception_standard_error())?;
+    }
+    engine.define_singleton_method("spawn", function!(Engine::spawn, 6))?;
     engine.define_method("inherited?", method!(Engine::is_inherited, 0))?;
     engine.define_method("wait_started", method!(Engine::wait_started, 0))?;
     engine.define_method("stop", method!(Engine::stop, 0))?;

@@ -21,6 +21,7 @@ use std::time::Duration;
 use crossbeam_channel::{bounded, select, unbounded, Receiver, Sender};
 use tokio::sync::{mpsc, Notify};
 
+use crate::listen;
 use crate::log::Line;
 use crate::session::{News, Queue, NEWS_CAPACITY};
 
@@ -54,8 +55,9 @@ pub struct Options {
     pub status_interval: Duration,
     /// Of each worker's outbox.
     pub limits: Limits,
-    /// How long an ack may wait for the native session.
-    pub ack_deadline: Duration,
+    /// How long the native session's connection may be idle before it is asked for a sign of life. An ack waits for it
+    /// one second longer than that at most.
+    pub health_check: Duration,
     /// Who listens to the database.
     pub session: Session,
 }
@@ -63,6 +65,8 @@ pub struct Options {
 /// Who listens to the database.
 #[derive(Debug, Clone)]
 pub enum Session {
+    /// A session of the engine's own, connected so.
+    Native(Box<listen::Options>),
     /// Somebody outside the engine, who takes [`Event`]s and calls [`Hub::wake`], [`Hub::answer`] and
     /// [`Hub::session_is`].
     Ruby,
@@ -96,6 +100,9 @@ pub enum StartError {
         /// Its length in bytes.
         length: usize,
     },
+    /// There is no session.
+    #[error(transparent)]
+    Connect(#[from] listen::ConnectError),
     /// A system call for the socket or the thread failed.
     #[error("{0}")]
     System(#[from] io::Error),

@@ -49,10 +49,6 @@ impl Reporter {
         let _ = self.events.send(Event::Log(line));
     }
 
-    pub fn info(&self, text: impl Into<String>) {
-        self.log(Line::new(Level::Info, text));
-    }
-
     pub fn warn(&self, text: impl Into<String>) {
         self.log(Line::new(Level::Warn, text));
     }

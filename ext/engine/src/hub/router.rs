@@ -280,7 +280,7 @@ impl Router {
                 self.answered(&queue);
             }
             News::Up => self.up(),
-            News::Down { reason } => self.down(&reason),
+            News::Down { .. } => self.down(),
         }
     }
 
@@ -397,13 +397,13 @@ impl Router {
         owed
     }
 
-    pub fn down(&self, reason: &str) {
+    /// The session is lost. What it says of it in the log is its own affair.
+    pub fn down(&self) {
         if self.down_since.get().is_some() {
             return;
         }
         self.down_since.set(Some(Instant::now()));
         self.stats.session_is_down();
-        self.reporter.warn(format!("the LISTEN session is lost: {reason}"));
         if let Asked::Native(_) = self.asked {
             let mut unanswered = self.unanswered.borrow_mut();
             for (queue, stream) in &mut *self.streams.borrow_mut() {
@@ -413,11 +413,13 @@ impl Router {
         }
     }
 
+    /// The session is up, for the first time or again.
     pub fn up(&self) {
         self.stats.session_is_up();
-        let Some(since) = self.down_since.take() else { return };
+        if self.down_since.take().is_none() {
+            return;
+        }
         self.stats.reconnects.add(1);
-        self.reporter.info(format!("the LISTEN session is back after {:.1} s", since.elapsed().as_secs_f64()));
         // Whatever was broadcast meanwhile woke nobody (invariant 9).
         let queues: Vec<Queue> = self.streams.borrow().keys().cloned().collect();
         for queue in &queues {

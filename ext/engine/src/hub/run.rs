@@ -17,8 +17,11 @@ use super::serve::serve;
 use super::socket::{Accepted, Socket};
 use super::stats::Stats;
 use super::{Event, Options, Session, StartError, Told, MAX_PATH_BYTES};
-use crate::session::{News, NEWS_CAPACITY};
+use crate::listen;
+use crate::session::{News, Wishes, NEWS_CAPACITY};
 
+/// How much longer than a health check an ack waits for the native session.
+const ACK_GRACE: Duration = Duration::from_secs(1);
 /// How often overdue acks are looked for, while acks wait.
 const OVERDUE_CHECK: Duration = Duration::from_millis(50);
 /// How long accepting rests after an error, such as too many open files.
@@ -55,15 +58,28 @@ pub fn run(options: Options, ends: Ends) {
 async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
     let Ends { stats, stop, started, events, wakes, wake_arrived, told } = ends;
     let (send_news, news) = mpsc::channel(NEWS_CAPACITY);
-    let mut tasks = JoinSet::new();
+    let wishes = Wishes::new();
     let asked = match options.session {
-        Session::Ruby => {
-            tasks.spawn_local(forward(wakes, wake_arrived, send_news));
-            Asked::Ruby
-        }
+        Session::Native(_) => Asked::Native(wishes.clone()),
+        Session::Ruby => Asked::Ruby,
     };
-    stats.session_is_up();
-    let router = Rc::new(Router::new(asked, options.limits, options.ack_deadline, stats, Reporter::new(events)));
+    let router =
+        Rc::new(Router::new(asked, options.limits, options.health_check + ACK_GRACE, stats, Reporter::new(events)));
+    let mut tasks = JoinSet::new();
+    match &options.session {
+        Session::Native(connection) => {
+            let log = |line| router.reporter.log(line);
+            let first = tokio::select! {
+                first = listen::connect(connection, &log) => first?,
+                () = stop.notified() => return Err(StartError::Stopped),
+            };
+            let session = listen(router.clone(), first, connection.clone(), options.health_check, wishes, send_news);
+            tasks.spawn_local(session);
+            tasks.spawn_local(tick(router.clone(), options.status_interval));
+        }
+        Session::Ruby => _ = tasks.spawn_local(forward(wakes, wake_arrived, send_news)),
+    }
+    router.up();
     let socket = bind(&options)?;
     let _ = started.send(Ok(()));
     tasks.spawn_local(pass_on(router.clone(), news));
@@ -83,6 +99,18 @@ async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
     router.sever_all();
     tasks.shutdown().await;
     Ok(())
+}
+
+async fn listen(
+    router: Rc<Router>,
+    first: listen::FirstSession,
+    connection: Box<listen::Options>,
+    health_check: Duration,
+    wishes: Wishes,
+    news: mpsc::Sender<News>,
+) {
+    let log = |line| router.reporter.log(line);
+    listen::run(first, &connection, health_check, &wishes, &news, &log).await;
 }
 
 fn bind(options: &Options) -> Result<Socket, StartError> {
@@ -125,7 +153,7 @@ async fn take_told(router: Rc<Router>, mut told: mpsc::UnboundedReceiver<Told>) 
                 if up {
                     router.up();
                 } else {
-                    router.down("its listener is not connected");
+                    router.down();
                 }
                 router.tick();
             }
