@@ -92,7 +92,7 @@ module PgbusNative
       figures = engine ? engine.stats : {}
       since = figures.delete(:connected_since_ms)
       { running: running?, session: @session_reason ? :ruby : :native, session_reason: @session_reason, **figures,
-        connected_since: running? && since && Time.at(since / 1000r) }
+        connected_since: (Time.at(since / 1000r) if since && running?) }
     end
 
     # @return [String] without the configuration, which may hold a password
