@@ -127,7 +127,7 @@ module PgbusNative
       launch([options.keywords, options.variables])
     rescue Engine::Unsupported => e
       log(:info, "the LISTEN session is pgbus's own Listener, since the native one can't honour #{e.message}")
-      build_on_ruby(PgbusListener.new(@config, @logger), e.message)
+      build_on_ruby(PgbusListener.factory(@config, @logger, method(:log)), e.message)
     end
 
     def build_on_ruby(factory, reason)

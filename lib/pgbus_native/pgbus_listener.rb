@@ -1,29 +1,57 @@
 # frozen_string_literal: true
 
 module PgbusNative
-  # Makes pgbus's own +Listener+ for a hub whose connection options the native session can't honour.
+  # pgbus's own +Listener+, for a hub whose connection options the native session can't honour.
   class PgbusListener
+    # Names that end pgbus's listener thread, and with it every wake of the host: it puts them between quotes unchanged.
+    UNQUOTABLE = /["\0]/
+    private_constant :UNQUOTABLE
+
     # @param config [Pgbus::Configuration]
     # @param logger [Logger]
-    def initialize(config, logger)
-      @config = config
-      @logger = logger
+    # @param log [#call] takes a level and a text
+    # @return [#call] as a +listener_factory+ is
+    def self.factory(config, logger, log)
+      ->(dispatch_queue:) { new(config, logger, log, dispatch_queue) }
     end
 
+    # Connects and starts.
+    #
     # @param dispatch_queue [Queue] where wakes go
-    # @return [Pgbus::Web::Streamer::Listener] started, its names quoted
     # @raise [PG::Error, Pgbus::Process::ReplicaConnectionError]
-    def call(dispatch_queue:)
+    def initialize(config, logger, log, dispatch_queue)
+      @config = config
+      @log = log
       connection = connect
       Pgbus::Process::PrimaryValidator.validate_primary!(connection)
-      Pgbus::Web::Streamer::Listener.new(
-        pg_connection: connection, dispatch_queue:, health_check_ms: @config.streams_listen_health_check_ms,
-        connection_factory: method(:connect), dispatch_queue_limit: @config.streams_dispatch_queue_limit, logger: @logger
+      @listener = Pgbus::Web::Streamer::Listener.new(
+        pg_connection: connection, dispatch_queue:, health_check_ms: config.streams_listen_health_check_ms,
+        connection_factory: method(:connect), dispatch_queue_limit: config.streams_dispatch_queue_limit, logger:
       ).tap(&:start)
     rescue StandardError
       connection&.close
       raise
     end
+
+    # @param queue [String]
+    def ensure_listening(queue)
+      return @listener.ensure_listening(queue) unless UNQUOTABLE.match?(queue)
+
+      @log.call(:error, "pgbus's Listener can't listen to #{queue.inspect}, its subscribers get no wakes from here")
+    end
+
+    # @param queue [String]
+    def remove_listening(queue)
+      @listener.remove_listening(queue) unless UNQUOTABLE.match?(queue)
+    end
+
+    # @return [Boolean]
+    def alive? = @listener.alive?
+
+    # @return [Boolean]
+    def connected? = @listener.connected?
+
+    def stop = @listener.stop
 
     private
 
