@@ -3,7 +3,10 @@
 require_relative "pgbus_native/version"
 require_relative "pgbus_native/configuration"
 require_relative "pgbus_native/extension"
-require_relative "pgbus_native/master_hub" if PgbusNative::Extension.loaded?
+if PgbusNative::Extension.loaded?
+  require_relative "pgbus_native/master_hub"
+  require_relative "pgbus_native/outbound_pump"
+end
 require_relative "pgbus_native/installer"
 
 # Native classes for pgbus streams, in the place of pgbus's own `OutboundPump` and `MasterHub`.

@@ -5,13 +5,16 @@
 
 use magnus::{Error, Ruby};
 
+mod backlog;
+mod born;
 mod cursor;
 mod fork;
 mod gvl;
 mod lock;
 mod master_hub;
-mod outbound_pump;
 mod outlet;
+mod owners;
+mod writers;
 
 #[magnus::init]
 fn init(ruby: &Ruby) -> Result<(), Error> {
@@ -20,6 +23,8 @@ fn init(ruby: &Ruby) -> Result<(), Error> {
     cursor::init(ruby, module)?;
     lock::init(ruby, module)?;
     outlet::init(ruby, module)?;
-    outbound_pump::init(ruby, module)?;
+    owners::init(ruby, module)?;
+    backlog::init(ruby, module)?;
+    writers::init(ruby, module)?;
     master_hub::init(ruby, module)
 }

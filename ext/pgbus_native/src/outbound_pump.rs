@@ -1,7 +1,0 @@
-//! `PgbusNative::OutboundPump`: the pump.
-
-use magnus::{Error, RModule, Ruby};
-
-pub fn init(_ruby: &Ruby, _module: RModule) -> Result<(), Error> {
-    Ok(())
-}

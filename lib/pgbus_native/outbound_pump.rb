@@ -1,0 +1,161 @@
+# frozen_string_literal: true
+
+require_relative "connection_seam"
+require_relative "outbound_pump/frame"
+require_relative "outbound_pump/outcome"
+require_relative "outbound_pump/ruby_way"
+require_relative "outbound_pump/lane"
+
+module PgbusNative
+  # Writes durable frames to SSE sockets, off the dispatcher's thread: pgbus's `OutboundPump`, with writer threads that
+  # need no GVL.
+  #
+  # Connections that {ConnectionSeam} prepared are served by the native writer threads; every other one by Ruby threads
+  # that call its `enqueue` ("the Ruby way"). What became of the jobs is told by one Ruby thread, the reporter.
+  class OutboundPump
+    # Kept for compatibility.
+    DRAIN = :__drain__
+
+    # How long {#stop} waits for each thread.
+    JOIN_SECONDS = 5
+    private_constant :JOIN_SECONDS
+
+    # @param threads [Integer] native writer threads, and at most as many Ruby threads for the Ruby way
+    # @param ack_queue [#<<] takes a `WriteAckMessage` for every job that was written
+    # @param on_dead [#call] is called with each connection that the pump found dead, once
+    # @param buffer_limit [Integer] frames that may wait for one connection; 0: any number
+    # @param logger [Logger]
+    # @raise [ArgumentError] unless `threads` is positive
+    def initialize(threads:, ack_queue:, on_dead:, buffer_limit: 0, logger: Pgbus.logger)
+      raise ArgumentError, "threads must be positive" unless threads.positive?
+
+      @count = threads
+      @limit = buffer_limit
+      @overflow = PgbusNative.configuration.pump_overflow
+      @outcome = Outcome.new(ack_queue, on_dead, logger)
+      build
+    end
+
+    # Starts the threads; jobs that were posted before are written now. A second call does nothing.
+    #
+    # In a forked child, a pump of the parent starts anew, with nothing of what the parent's had to do.
+    #
+    # @return [self]
+    # @raise [SystemCallError] when the system gives no thread or no event loop
+    def start
+      build unless @writers.usable?
+      return self if @started
+
+      @writers.start
+      @ruby_way.start
+      @reporter = Thread.new { report } unless @reporter&.alive?
+      @started = true
+      self
+    end
+
+    # Flushes what was posted, then ends the threads; waits 5 s for each at most, and warns of those that did not end.
+    # They end by themselves later. A second call does nothing; {#start} works afterwards.
+    #
+    # @return [self]
+    def stop
+      return self unless @started && @writers.usable?
+
+      @started = false
+      @writers.stop
+      unfinished = @count.times.count { |index| !@writers.join(index, JOIN_SECONDS) }
+      @writers.close
+      unfinished += [@reporter].count { |thread| unfinished.zero? && !thread.join(JOIN_SECONDS) }
+      threads = @ruby_way.threads
+      @ruby_way.stop
+      unfinished += threads.count { |thread| !thread.join(JOIN_SECONDS) }
+      unfinished.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
+      self
+    end
+
+    # Hands over one job and returns at once. Safe to call from any thread, also before {#start} and after {#stop}:
+    # then the job waits for the next {#start}.
+    #
+    # @param connection [Object] pgbus's `Connection`, or anything with its interface
+    # @param envelopes [Array] with `msg_id` (not negative, at most 64 bits) and `payload`, maybe `event`
+    # @param batch_max [Integer] what is acknowledged if `envelopes` is empty
+    # @param deadline_ms [Numeric] how long the write of one frame may take
+    # @return [void]
+    # @raise [ArgumentError] for a negative msg_id or a deadline that is no number; nothing was queued then
+    # @raise [RangeError] for a msg_id of more than 64 bits; nothing was queued then
+    def post(connection, envelopes, batch_max, deadline_ms:)
+      taken = if @ruby_way_used && @ruby_way.busy?(connection)
+                false # what waits there goes first
+              else
+                @writers.post(connection, envelopes, batch_max, deadline_ms, Frame)
+              end
+      return if taken
+
+      refuse_ephemeral(envelopes)
+      @ruby_way_used = true
+      @ruby_way.post(connection, envelopes, batch_max, deadline_ms, held: taken.nil?)
+      # The last native job may have been done since.
+      @ruby_way.release(connection) if taken.nil? && !@writers.busy?(connection)
+      nil
+    end
+
+    # @return [Boolean] whether any of the pump's own threads still runs
+    def alive?
+      @writers.usable? && (@writers.alive? || worker_threads.any?)
+    end
+
+    # @return [Array<Thread>] the pump's live Ruby threads; the native ones are no `Thread`s
+    def worker_threads
+      [@reporter, *@ruby_way.threads].select { |thread| thread&.alive? }
+    end
+    alias threads worker_threads
+
+    # What the pump did since it was built, and what it holds.
+    #
+    # - `posted`, `written`: frames; `native_frames`, `ruby_frames`: those written, by the way they went
+    # - `bytes`, `writes`: what the native way wrote, and in how many system calls
+    # - `acks`, `dropped`: jobs; `dead`: connections
+    # - `waiting`: frames that wait or are under way; `connections`: living ones of the native way
+    #
+    # @return [Hash{Symbol => Integer}]
+    def stats
+      native = @writers.stats
+      by_ruby = @ruby_way.counts
+      stats = native.merge(by_ruby) { |_, one, other| one + other }
+      stats[:waiting] = native.fetch(:waiting, 0) + @ruby_way.waiting
+      stats.merge(native_frames: native.fetch(:written, 0), ruby_frames: by_ruby.fetch(:written))
+    end
+
+    private
+
+    def build
+      @writers = Writers.new(@count, @limit, @overflow)
+      @ruby_way = RubyWay.new(@count, @limit, @overflow, @outcome)
+      @ruby_way_used = false
+      @reporter = nil
+      @started = false
+    end
+
+    def refuse_ephemeral(envelopes)
+      envelope = envelopes.find { |candidate| candidate.msg_id.negative? }
+      return unless envelope
+
+      raise ArgumentError, "OutboundPump received an ephemeral (negative msg_id) envelope (#{envelope.msg_id}); " \
+                           "ephemeral fanout must stay inline on the dispatcher thread"
+    end
+
+    def report
+      Thread.current.name = "pgbus-pump-reporter"
+      writers = @writers
+      nil while writers.report { |kind, connection, value| tell(kind, connection, value) }
+    end
+
+    def tell(kind, connection, value)
+      case kind
+      when :ack then @outcome.ack(connection, value)
+      when :dead then @outcome.dead(connection)
+      when :idle then @ruby_way.release(connection)
+      else @outcome.log(kind, value)
+      end
+    end
+  end
+end

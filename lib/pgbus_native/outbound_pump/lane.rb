@@ -1,0 +1,162 @@
+# frozen_string_literal: true
+
+module PgbusNative
+  class OutboundPump
+    class RubyWay
+      # One Ruby thread and the connections that belong to it. They take turns, a job each.
+      class Lane
+        COUNTS = { posted: 0, written: 0, dropped: 0, dead: 0, acks: 0 }.freeze
+        WAKE = Object.new.freeze
+        private_constant :COUNTS, :WAKE
+
+        # @return [Thread, nil]
+        attr_reader :thread
+
+        def initialize(limit, overflow, outcome)
+          @limit = limit
+          @overflow = overflow
+          @outcome = outcome
+          @mutex = Mutex.new
+          @ready = Thread::Queue.new
+          # A connection is here from its first job until its last one is done.
+          @backlogs = {}.compare_by_identity
+          @held = {}.compare_by_identity
+          @overflowed = {}.compare_by_identity
+          @counts = COUNTS.dup
+          @running = false
+        end
+
+        def start
+          @mutex.synchronize do
+            @running = true
+            need_thread unless @backlogs.empty?
+          end
+        end
+
+        def stop
+          @mutex.synchronize { @running = false }
+          @ready << WAKE
+        end
+
+        def post(job, held:)
+          connection = job.connection
+          drops = 0
+          @mutex.synchronize do
+            @counts[:posted] += job.envelopes.size
+            backlog = @backlogs[connection]
+            unless backlog
+              backlog = @backlogs[connection] = Backlog.new(@limit, @overflow)
+              held ? @held[connection] = true : @ready << connection
+            end
+            drops = make_room(backlog, job)
+            need_thread if @running
+          end
+          connection.mark_dead! if drops.nil?
+        end
+
+        def busy?(connection) = @mutex.synchronize { @backlogs.key?(connection) }
+
+        def release(connection)
+          @mutex.synchronize { @ready << connection if @held.delete(connection) }
+        end
+
+        def waiting = @mutex.synchronize { @backlogs.each_value.sum(&:frames) }
+
+        def counts = @mutex.synchronize { @counts.dup }
+
+        private
+
+        def need_thread
+          @thread ||= Thread.new { run }
+        end
+
+        # Returns nil if the connection is to end.
+        def make_room(backlog, job)
+          dropped = backlog.push(job, job.envelopes.size)
+          if dropped
+            dropped.each { count_drop(job) }
+          else
+            (backlog.size + 1).times { count_drop(job) }
+            backlog.shift until backlog.size.zero?
+            @overflowed[job.connection] = true
+            nil
+          end
+        end
+
+        def count_drop(job)
+          count = @counts[:dropped] += 1
+          return unless count.nobits?(count - 1)
+
+          @outcome.log(:warn, "dropped #{count} job(s) under buffer_limit=#{@limit} (connection #{job.connection.id})")
+        end
+
+        def run
+          until ended?
+            connection = @ready.pop
+            take_turn(connection) unless connection.equal?(WAKE)
+          end
+        end
+
+        # Nothing waits any more but what is held.
+        def ended?
+          @mutex.synchronize do
+            ended = !@running && @backlogs.size == @held.size
+            @thread = nil if ended
+            ended
+          end
+        end
+
+        def take_turn(connection)
+          job, overflowed = @mutex.synchronize { [@backlogs[connection]&.shift, @overflowed.delete(connection)] }
+          if overflowed
+            dead(connection)
+          elsif job
+            process(job)
+          end
+        ensure
+          @mutex.synchronize do
+            if @backlogs[connection]&.size&.positive? || @overflowed.key?(connection)
+              @ready << connection
+            else
+              @backlogs.delete(connection)
+            end
+          end
+        end
+
+        def process(job)
+          connection = job.connection
+          return if connection.dead?
+
+          written = connection.enqueue(job.envelopes, deadline_ms: job.deadline_ms)
+          count(:written, written.size)
+          if connection.dead?
+            dead(connection)
+          else
+            count(:acks, 1)
+            @outcome.ack(connection, accepted_max(job, written))
+          end
+        rescue StandardError => e
+          @outcome.log(:error, "write failed for #{connection.id}: #{e.class}: #{e.message}")
+          dead(connection)
+        end
+
+        def accepted_max(job, written)
+          return job.batch_max if job.envelopes.empty?
+
+          written.map(&:msg_id).max || job.connection.last_msg_id_sent
+        end
+
+        def dead(connection)
+          @mutex.synchronize { @overflowed.delete(connection) }
+          count(:dead, 1)
+          @outcome.dead(connection)
+        end
+
+        def count(name, number)
+          @mutex.synchronize { @counts[name] += number }
+        end
+      end
+      private_constant :Lane
+    end
+  end
+end
