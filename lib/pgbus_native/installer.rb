@@ -58,6 +58,7 @@ module PgbusNative
         @reasons.clear
         if (streamer = loaded_streamer)
           CLASSES.each { |name| exchange(streamer, name, @originals.fetch(name)) if native?(name) }
+          ConnectionSeam.uninstall
         end
       end
     end
@@ -154,6 +155,7 @@ module PgbusNative
       return difference if difference
 
       @originals[name] = streamer.const_get(name, false)
+      ConnectionSeam.install(streamer.const_get(:Connection)) if name == :OutboundPump
       exchange(streamer, name, native)
       nil
     rescue StandardError, LoadError => e
