@@ -51,8 +51,10 @@ module PgbusNative
         writer.method(:write).source_location&.first == Object.const_source_location(name)&.first
       end
 
-      # Whether this method is still the one from the file that defines the class.
+      # Whether this method, if there is one, is still the one from the file that defines the class.
       def unchanged?(name)
+        return true unless @connection_class.method_defined?(name) || @connection_class.private_method_defined?(name)
+
         method = @connection_class.instance_method(name)
         method = method.super_method if method.owner.equal?(self)
         method.owner.equal?(@connection_class) && [@home, nil].include?(method.source_location&.first)

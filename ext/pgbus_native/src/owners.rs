@@ -101,8 +101,9 @@ pub fn await_idle(owner: u32, connection: Value) -> bool {
     registry().find(owner, connection).map(|entry| entry.awaited = true).is_some()
 }
 
+/// 10 bits of the product: a place among [`FRAMES`].
 fn place(envelope: rb_sys::VALUE) -> usize {
-    ((envelope as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize % FRAMES
+    (envelope.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize % FRAMES
 }
 
 /// The frame of this envelope, if it is in use.
