@@ -182,7 +182,7 @@ RSpec.describe PgbusNative::MasterHub, "with a listener_factory" do
       20.times { |i| listener.wake("chat", "#{i}#{"x" * 300_000}") }
       eventually("the eviction") { hub.evicted_workers == 1 }
       expect(chat).to be_eof
-      expect(log.string).to include("evicted")
+      eventually("the log line") { log.string.include?("evicted") }
       expect(listener.calls.pop).to eq([:ensure_listening, "chat"])
       expect(listener.calls.pop(timeout: 10)).to eq([:remove_listening, "chat"])
     end

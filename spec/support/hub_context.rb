@@ -2,6 +2,7 @@
 
 require "pg"
 require "private_postgres"
+require "timeout"
 require "tmpdir"
 require_relative "raw_worker"
 
@@ -18,6 +19,9 @@ RSpec.shared_context "with a hub" do
   let(:settings) { {} }
   let(:hub) { PgbusNative::MasterHub.new(config:, socket_path: path, logger: Logger.new(log), **settings) }
   let(:workers) { [] }
+
+  # A bug must not hang the suite.
+  around { |example| Timeout.timeout(60) { example.run } }
 
   after do
     hub.stop
