@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require "monitor"
+require "rubygems/requirement"
 require_relative "shape"
 require_relative "status"
 

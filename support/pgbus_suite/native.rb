@@ -1,0 +1,16 @@
+# frozen_string_literal: true
+
+# Required before pgbus's specs: puts the native classes in place, and makes sure that they are what the specs run on.
+require "active_record"
+require "pgbus_native"
+
+RSpec.configure do |config|
+  check = proc do
+    next if [Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub] ==
+            [PgbusNative::OutboundPump, PgbusNative::MasterHub]
+
+    abort "these specs would not run on the native classes:\n#{PgbusNative.status}"
+  end
+  config.before(:suite, &check)
+  config.after(:suite, &check)
+end
