@@ -6,7 +6,7 @@ require "tmpdir"
 require_relative "private_postgres"
 
 # Runs pgbus's own specs of its streams with the native classes in place: the unit specs of the streamer, and the
-# integration specs of the hub and of the writers against a PostgreSQL of our own. Nothing is written into the checkout.
+# integration specs of its streams, writers on, against a PostgreSQL of our own. Nothing is written into the checkout.
 class PgbusSuite
   NO_PATH = "pgbus:spec needs PGBUS_PATH, the folder of a checkout of pgbus, and the gems it depends on"
   LIB = File.expand_path("../lib", __dir__)
@@ -31,17 +31,15 @@ class PgbusSuite
 
   private
 
-  def unit_specs
-    Dir["#{@path}/spec/pgbus/web/streamer/*_spec.rb"].sort.reject { |file| left_out.include?(file) }
-  end
+  def unit_specs = Dir["#{@path}/spec/pgbus/web/streamer/*_spec.rb"].sort - left_out
 
-  def integration_specs
-    Dir["#{@path}/spec/integration/streams/{master_hub*,writer_offload}_spec.rb"].sort
-  end
+  def integration_specs = Dir["#{@path}/spec/integration/streams/*_spec.rb"].sort - left_out
 
   # What needs Falcon's gems, where they are not installed.
   def left_out
-    @left_out ||= command("ruby", "-e", "require 'protocol/http/body/writable'", err: File::NULL) ? [] : Dir["#{@path}/spec/pgbus/web/streamer/falcon*_spec.rb"]
+    @left_out ||= if command("ruby", "-e", "require 'falcon'; require 'protocol/http/body/writable'", err: File::NULL) then []
+                  else Dir["#{@path}/spec/{pgbus/web/streamer,integration/streams}/falcon*_spec.rb"].sort
+                  end
   end
 
   def rspec(files, report, folder, database = nil)
@@ -74,7 +72,7 @@ class PgbusSuite
     left = left_out.map { |file| File.basename(file) }
     puts "pgbus #{File.read("#{@path}/lib/pgbus/version.rb")[/"(.+)"/, 1]} with native OutboundPump and MasterHub: " \
          "#{total} examples, #{failed} failed, #{pending} pending#{", #{errors} errors" if errors.positive?}" \
-         "#{" (not run: #{left.join(", ")}, which needs Falcon)" unless left.empty?}"
+         "#{" (not run, since Falcon isn't installed: #{left.join(", ")})" unless left.empty?}"
     failed.zero? && errors.zero? && total.positive?
   end
 end

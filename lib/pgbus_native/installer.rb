@@ -29,6 +29,7 @@ module PgbusNative
     end
 
     def initialize
+      # Held while classes are exchanged, never while something may wait for another thread that loads the namespace.
       @lock = Monitor.new
       @wanted = false
       @reason = "not installed"
@@ -38,29 +39,26 @@ module PgbusNative
 
     # @return [Boolean] {#installed?}
     def install
-      @lock.synchronize do
-        @reason, advice = refusal
-        @wanted = @reason.nil?
-        if @wanted
-          wait_for_streamer
-        elsif advice
-          # So early no logger is configured yet: this goes to stderr.
-          Kernel.warn "pgbus_native: #{@reason}; pgbus's own classes stay. #{advice}"
-        end
-        installed?
+      @reason, advice = refusal
+      @wanted = @reason.nil?
+      if @wanted
+        wait_for_streamer
+      elsif advice
+        # So early no logger is configured yet: this goes to stderr.
+        Kernel.warn "pgbus_native: #{@reason}; pgbus's own classes stay. #{advice}"
       end
+      installed?
     end
 
     # @return [void]
     def uninstall
+      @wanted = false
+      @reason = "uninstalled"
+      streamer = loaded_streamer or return
       @lock.synchronize do
-        @wanted = false
-        @reason = "uninstalled"
+        ConnectionSeam.uninstall if native?(:OutboundPump)
+        CLASSES.each { |name| exchange(streamer, name, @originals.fetch(name)) if native?(name) }
         @reasons.clear
-        if (streamer = loaded_streamer)
-          CLASSES.each { |name| exchange(streamer, name, @originals.fetch(name)) if native?(name) }
-          ConnectionSeam.uninstall
-        end
       end
     end
 

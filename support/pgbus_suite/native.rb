@@ -12,5 +12,7 @@ RSpec.configure do |config|
     abort "these specs would not run on the native classes:\n#{PgbusNative.status}"
   end
   config.before(:suite, &check)
+  # The integration specs then go through the pump, each of them, where pgbus by default has none.
+  config.before(:suite) { Pgbus.configuration.streams_writer_threads = 2 if ENV["PGBUS_DATABASE_URL"] }
   config.after(:suite, &check)
 end
