@@ -36,7 +36,8 @@ RSpec.describe "bin/demo" do
     out, error, status = demo("--clients", "20", "--rate", "50", "--seconds", "2")
 
     expect([error, status]).to eq(["", 0])
-    expect(out).to include("1,600 of 1,600", "LISTEN sessions in PostgreSQL   1 ", "exactly once and in order")
+    expect(out).to include("100 (81 durable, 19 ephemeral)", "1,620 of 1,620", "380 of 380",
+                           "LISTEN sessions in PostgreSQL   1 ", "exactly once and in order")
     expect(left_behind).to eq([])
   end
 

@@ -42,6 +42,7 @@ module Pgbus
           @registry = Registry.new
           @queue = Queue.new
           acks = Queue.new
+          PgbusNative::ConnectionSeam.install(Connection) # as it does by itself in pgbus
           on_dead = ->(connection) { @queue << StreamEventDispatcher::DisconnectMessage.new(connection:) }
           @pump = PgbusNative::OutboundPump.new(threads: [config.streams_writer_threads, 1].max, ack_queue: acks, on_dead:,
                                                 buffer_limit: config.streams_writer_buffer_limit, logger:)
