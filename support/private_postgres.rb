@@ -24,8 +24,8 @@ class PrivatePostgres
 
   # Starts one, yields it, stops it.
   def self.run(**)
-    postgres = new(**).start
-    yield postgres
+    postgres = new(**)
+    yield postgres.start
   ensure
     postgres&.stop
   end

@@ -10,17 +10,18 @@ module Demo
 
     # Starts one, yields it, ends it. It sends `count` messages, or until it is ended if that is 0.
     def self.run(cluster, rate:, count:)
-      broadcaster = new(cluster, rate, count)
-      yield broadcaster
+      broadcaster = new
+      yield broadcaster.start(cluster, rate, count)
     ensure
       broadcaster&.stop
     end
 
-    def initialize(cluster, rate, count)
+    def start(cluster, rate, count)
       @output, writer = IO.pipe
       @pid, @input = cluster.spawn_ruby("#{__dir__}/broadcast.rb", rate.to_s, count.to_s, out: writer)
       writer.close
-      @path = @output.gets&.chomp or raise Error, "the broadcaster ended at once"
+      @path = @output.gets&.chomp or raise Error, "the broadcaster ended at once; see above"
+      self
     end
 
     # Starts the others, `rate` a second.

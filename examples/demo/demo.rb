@@ -92,7 +92,15 @@ end
 
 $stdout.sync = true
 $PROGRAM_NAME = "demo"
-%i[INT TERM].each { |signal| trap(signal) { raise Interrupt } }
+ending = false
+%i[INT TERM].each do |signal|
+  trap(signal) do
+    next if ending # what cleans up is not to be interrupted
+
+    ending = true
+    raise Interrupt
+  end
+end
 begin
   delivered = Demo::Run.new(**ARGV.to_h { |argument| argument.split("=") }.transform_keys(&:to_sym).transform_values(&:to_i)).call
   exit(delivered ? 0 : 1)
