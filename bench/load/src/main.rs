@@ -2,13 +2,18 @@
 
 use std::process::ExitCode;
 
+mod hub;
 mod sse;
 mod stats;
 
 type Client = fn(&[String]) -> Result<(), String>;
 
 /// Name, arguments, what it does.
-const CLIENTS: &[(&str, &str, Client)] = &[("sse", "ADDRESS CLIENTS PATH SINCE", sse::run)];
+const CLIENTS: &[(&str, &str, Client)] = &[
+    ("sse", "ADDRESS CLIENTS PATH SINCE", sse::run),
+    ("hub", "SOCKET WORKERS STREAMS WAKES SECONDS", hub::run),
+    ("storm", "SOCKET SUBS", hub::storm),
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
