@@ -95,7 +95,7 @@ module Demo
 
     # Puma's own lines begin with a pid in brackets; what went wrong is said without.
     def last_words
-      lines = File.readlines(log_path, chomp: true)
+      lines = File.readlines(log_path, chomp: true, encoding: Encoding::UTF_8).map(&:scrub)
       (lines.grep_v(/\A\[\d+\]|\A\s/).last || lines.last || "it said nothing").strip
     end
 

@@ -2,7 +2,7 @@
 
 require_relative "environment"
 
-page = File.read("#{__dir__}/page.html").sub("STREAM_PATH", Demo.path)
+page = File.read("#{__dir__}/page.html", encoding: Encoding::UTF_8).sub("STREAM_PATH", Demo.path)
 
 map("/streams") { run Pgbus::Web::StreamApp.new }
 
