@@ -7,6 +7,7 @@ if PgbusNative::Extension.loaded?
   require_relative "pgbus_native/master_hub"
   require_relative "pgbus_native/outbound_pump"
 end
+require_relative "pgbus_native/prometheus"
 require_relative "pgbus_native/installer"
 
 # Native classes for pgbus streams, in the place of pgbus's own `OutboundPump` and `MasterHub`.
@@ -52,6 +53,12 @@ module PgbusNative
     #
     # @return [Status]
     def status = @installer.status
+
+    # The figures of the hubs and pumps of this process, in Prometheus's text format (0.0.4). Each worker has its own, and
+    # the master those of its hub. Any thread.
+    #
+    # @return [String] empty where nothing runs
+    def prometheus = Prometheus.new.text
 
     # pgbus's own classes, by name. Loads pgbus's streamer.
     #

@@ -3,33 +3,31 @@
 module PgbusNative
   # The hubs and pumps that were started in this process and still exist. Keeps none of them alive.
   module Live
-    @numbers = ObjectSpace::WeakMap.new
     @last = 0
+    @numbers = {}
     @pid = Process.pid
 
     class << self
+      # @param kind [Symbol] `:hub` or `:pump`
       # @param object [MasterHub, OutboundPump]
       # @return [void]
-      def add(object)
-        forget_parent
-        @numbers[object] ||= (@last += 1)
+      def add(kind, object)
+        numbers(kind)[object] ||= (@last += 1)
       end
 
-      # @param type [Class]
+      # @param kind [Symbol]
       # @return [Array<(Object, Integer)>] each with its number, unique in this process, in the order of their start
-      def each_of(type)
-        forget_parent
-        @numbers.keys.grep(type).map { |object| [object, @numbers[object]] }.sort_by(&:last)
+      def each_of(kind)
+        numbers = numbers(kind)
+        numbers.keys.map { |object| [object, numbers[object]] }.sort_by(&:last)
       end
 
       private
 
-      # What a parent started is inert here.
-      def forget_parent
-        return if @pid == Process.pid
-
-        @numbers = ObjectSpace::WeakMap.new
-        @pid = Process.pid
+      def numbers(kind)
+        # What a parent started is inert here.
+        @numbers, @pid = {}, Process.pid unless @pid == Process.pid
+        @numbers[kind] ||= ObjectSpace::WeakMap.new
       end
     end
   end

@@ -1,6 +1,8 @@
 # frozen_string_literal: true
 
 require_relative "connection_options"
+require_relative "live"
+require_relative "notifications"
 require_relative "pgbus_listener"
 require_relative "ruby_session"
 
@@ -144,6 +146,7 @@ module PgbusNative
       @reporter.name = "pgbus-hub-reporter"
       @running = @engine.wait_started
       @session&.attach(@engine) if @running
+      Live.add(:hub, self) if @running
     ensure
       tear_down unless @running
     end
@@ -168,10 +171,13 @@ module PgbusNative
       while (kind, *details = engine.next_event)
         case kind
         when :log then log(*details)
+        when :notice then notify(*details)
         else session.public_send(kind, *details)
         end
       end
     end
+
+    def notify(event, details) = Notifications.publish(event, logger: @logger, hub: self, **details)
 
     # A logger that raises must not end the hub.
     def log(level, text)

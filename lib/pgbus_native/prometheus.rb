@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require_relative "live"
+
 module PgbusNative
   # The figures of this process's hubs and pumps in Prometheus's text format, version 0.0.4. See {PgbusNative.prometheus}.
   class Prometheus
@@ -31,8 +33,8 @@ module PgbusNative
 
     # @return [String]
     def text
-      hubs = Live.each_of(MasterHub).map { |hub, _| [{ socket: hub.socket_path }, hub.stats] }
-      pumps = Live.each_of(OutboundPump).map { |pump, number| [{ pump: number }, pump.stats] }
+      hubs = Live.each_of(:hub).map { |hub, _| [{ socket: hub.socket_path }, hub.stats] }
+      pumps = Live.each_of(:pump).map { |pump, number| [{ pump: number }, pump.stats] }
       session(hubs)
       table("hub", HUB, hubs)
       table("pump", PUMP, pumps)

@@ -12,7 +12,7 @@ use crossbeam_channel::{bounded, Receiver};
 use magnus::{
     function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RClass, RHash, RModule, RString, Ruby,
 };
-use pgbus_native_engine::hub::{self, Event, Hub, Limits, Options, Session, StartError};
+use pgbus_native_engine::hub::{self, Event, Hub, Limits, Notice, Options, Session, StartError};
 use pgbus_native_engine::inherit;
 use pgbus_native_engine::listen::{self, ConnectError, OptionsError};
 use pgbus_native_engine::log::Level;
@@ -90,7 +90,7 @@ impl Engine {
         Ok(ended.unwrap_or(false))
     }
 
-    /// `[:log, level, text]`, `[:ensure_listening, worker, queue]` or `[:remove_listening, queue]`; nil at the end.
+    /// `[:log, level, text]`, `[:notice, event, details]`, `[:ensure_listening, worker, queue]` or `[:remove_listening, queue]`; nil at the end.
     fn next_event(ruby: &Ruby, rb_self: &Self) -> Result<Option<RArray>, Error> {
         let event = rb_self.wait(ruby, |hub, interrupt| hub.next_event(interrupt).ok())?;
         let array = ruby.ary_new();
@@ -105,6 +105,23 @@ impl Engine {
                     Level::Error => "error",
                 }))?;
                 array.push(line.text)?;
+            }
+            Some(Event::Notice(notice)) => {
+                array.push(ruby.to_symbol("notice"))?;
+                let details = ruby.hash_new();
+                array.push(ruby.to_symbol(match notice {
+                    Notice::Evicted { worker, waiting } => {
+                        details.aset(ruby.to_symbol("worker"), worker)?;
+                        details.aset(ruby.to_symbol("waiting"), waiting)?;
+                        "evicted"
+                    }
+                    Notice::SessionLost { reason } => {
+                        details.aset(ruby.to_symbol("reason"), reason)?;
+                        "session_lost"
+                    }
+                    Notice::SessionRestored => "session_restored",
+                }))?;
+                array.push(details)?;
             }
             Some(Event::EnsureListening { worker, queue }) => {
                 array.push(ruby.to_symbol("ensure_listening"))?;

@@ -77,6 +77,8 @@ pub enum Session {
 pub enum Event {
     /// For the logger.
     Log(Line),
+    /// For whoever watches.
+    Notice(Notice),
     /// To the Ruby session: LISTEN for this sub, then [`Hub::answer`].
     EnsureListening {
         /// Whose sub it is.
@@ -89,6 +91,25 @@ pub enum Event {
         /// The queue.
         queue: Queue,
     },
+}
+
+/// What somebody who watches the hub wants to hear of at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A worker was severed because it did not read.
+    Evicted {
+        /// Which.
+        worker: WorkerId,
+        /// Frames that waited for it.
+        waiting: usize,
+    },
+    /// The session is lost.
+    SessionLost {
+        /// Why, in words, without secrets.
+        reason: String,
+    },
+    /// The session is back.
+    SessionRestored,
 }
 
 /// Why a hub did not start.

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use super::Event;
+use super::{Event, Notice};
 use crate::log::{Level, Line};
 
 /// Log lines in a burst, and how soon each may be followed by another after it. Whoever makes the hub talk without end
 /// fills neither memory nor disk.
 const BURST: u32 = 200;
 const PACE: Duration = Duration::from_millis(100);
-/// Events that may wait for a reader before log lines are left out.
+/// Events that may wait for a reader before log lines and notices are left out.
 const BACKLOG: usize = 4096;
 
 /// The hub thread's end of the events.
@@ -32,6 +32,13 @@ impl Reporter {
     /// Gives an order to the Ruby session. Orders are never left out.
     pub fn order(&self, event: Event) {
         let _ = self.events.send(event);
+    }
+
+    /// Tells those who watch, unless nobody takes what was told before.
+    pub fn notice(&self, notice: Notice) {
+        if self.events.len() < BACKLOG {
+            let _ = self.events.send(Event::Notice(notice));
+        }
     }
 
     /// Logs a line, unless too many came before it.

@@ -17,7 +17,7 @@ use super::outbox::Limits;
 use super::reporter::Reporter;
 use super::stats::Stats;
 use super::worker::{Worker, WorkerId};
-use super::{Event, MAX_QUEUE_BYTES, MAX_SUBSCRIPTIONS, REBROADCAST_TICKS};
+use super::{Event, Notice, MAX_QUEUE_BYTES, MAX_SUBSCRIPTIONS, REBROADCAST_TICKS};
 use crate::inherit::Kept;
 use crate::session::{News, Queue, Wishes};
 use crate::wire::{self, ProtocolError, Request};
@@ -264,6 +264,7 @@ impl Router {
             "worker {} is evicted: more than {} frames wait and it does not read them; it falls back to a listener of its own",
             worker.id, self.limits.hard
         ));
+        self.reporter.notice(Notice::Evicted { worker: worker.id, waiting: worker.waiting_frames() });
         self.sever(worker);
     }
 
@@ -280,7 +281,7 @@ impl Router {
                 self.answered(&queue);
             }
             News::Up => self.up(),
-            News::Down { .. } => self.down(),
+            News::Down { reason } => self.down(reason),
         }
     }
 
@@ -398,12 +399,13 @@ impl Router {
     }
 
     /// The session is lost. What it says of it in the log is its own affair.
-    pub fn down(&self) {
+    pub fn down(&self, reason: String) {
         if self.down_since.get().is_some() {
             return;
         }
         self.down_since.set(Some(Instant::now()));
         self.stats.session_is_down();
+        self.reporter.notice(Notice::SessionLost { reason });
         if let Asked::Native(_) = self.asked {
             let mut unanswered = self.unanswered.borrow_mut();
             for (queue, stream) in &mut *self.streams.borrow_mut() {
@@ -420,6 +422,7 @@ impl Router {
             return;
         }
         self.stats.reconnects.add(1);
+        self.reporter.notice(Notice::SessionRestored);
         // Whatever was broadcast meanwhile woke nobody (invariant 9).
         let queues: Vec<Queue> = self.streams.borrow().keys().cloned().collect();
         for queue in &queues {

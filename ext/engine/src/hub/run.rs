@@ -153,7 +153,7 @@ async fn take_told(router: Rc<Router>, mut told: mpsc::UnboundedReceiver<Told>) 
                 if up {
                     router.up();
                 } else {
-                    router.down();
+                    router.down("its listener is not connected".to_owned());
                 }
                 router.tick();
             }

@@ -99,6 +99,11 @@ impl Worker {
         self.outbox.borrow().overfull()
     }
 
+    /// Frames that the socket did not take yet.
+    pub fn waiting_frames(&self) -> usize {
+        self.outbox.borrow().len()
+    }
+
     /// Whether something waits that the socket did not take.
     pub fn is_waiting(&self) -> bool {
         !self.outbox.borrow().is_empty()
