@@ -6,6 +6,7 @@ require_relative "cluster"
 module Demo
   # Many browsers, in the load client's process. Its reports are Hashes: counts of frames, and latencies in ms.
   class Audience
+    CONNECT_PATIENCE = 30 # seconds in which at least one more browser must get through
     PROGRAM = File.expand_path("../../target/load/release/pgbus_native_load", __dir__)
 
     def self.open(**)
@@ -25,9 +26,16 @@ module Demo
 
     # Yields reports until every browser has the first message: then it is subscribed, and misses no ephemeral one.
     def connect
+      started = 0
+      since = now
       watch do |report|
         yield report if block_given?
-        report[:started] == @clients
+        raise Error, "a client was answered #{report[:refusal]}" if report[:refusal]
+
+        started, since = report[:started], now if report[:started] > started
+        raise Error, "only #{started} of #{@clients} clients got through" if now - since > CONNECT_PATIENCE
+
+        started == @clients
       end
     end
 
@@ -47,6 +55,8 @@ module Demo
     end
 
     private
+
+    def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
     def watch
       while (line = @io.gets)

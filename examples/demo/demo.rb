@@ -23,6 +23,7 @@ module Demo
 
     # @return [Boolean] whether every durable message reached every client exactly once and in order
     def call
+      allow_descriptors(@clients + 500)
       say "starting PostgreSQL and #{@workers} Puma workers"
       PrivatePostgres.run do |postgres|
         Cluster.run(database_url: postgres.url, workers: @workers, port: @port) do |cluster|
@@ -32,6 +33,14 @@ module Demo
     end
 
     private
+
+    # Every process we start may have that many.
+    def allow_descriptors(needed)
+      soft, hard = Process.getrlimit(:NOFILE)
+      raise Error, "#{@clients} clients need #{needed} open files, the limit is #{hard}; raise it (ulimit -n)" if hard < needed
+
+      Process.setrlimit(:NOFILE, needed, hard) if soft < needed
+    end
 
     def serve(cluster)
       Broadcaster.run(cluster, rate: @rate, count: 0) do |broadcaster|

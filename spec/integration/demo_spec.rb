@@ -43,9 +43,9 @@ RSpec.describe "bin/demo" do
 
   {
     ["--bogus"] => "demo: unknown option '--bogus'; allowed: --clients, --rate, --seconds, --workers, --port, --serve, --help\n",
-    ["--clients", "0"] => "demo: --clients takes a whole number from 1 to 99999, got '0'\n",
-    ["--rate", "many"] => "demo: --rate takes a whole number from 1 to 99999, got 'many'\n",
-    ["--seconds"] => "demo: --seconds takes a whole number from 1 to 99999, got ''\n",
+    ["--clients", "0"] => "demo: --clients takes a whole number from 1 to 20000, got '0'\n",
+    ["--rate", "many"] => "demo: --rate takes a whole number from 1 to 10000, got 'many'\n",
+    ["--seconds"] => "demo: --seconds takes a whole number from 1 to 86400, got ''\n",
     ["--port", "70000"] => "demo: --port takes a whole number from 1 to 65535, got '70000'\n"
   }.each do |options, line|
     it "refuses #{options.join(" ")} in one line" do
