@@ -4,6 +4,18 @@
 require "active_record"
 require "pgbus_native"
 
+# After a loss of its session the native hub wakes each stream once, for what may have been broadcast meanwhile. pgbus's
+# own doesn't, and one example takes the first wake after a loss for that of its next broadcast. It passes over ours.
+module PassOverWakeAfterLoss
+  EXAMPLE = "survives a backend kill"
+
+  def read_frame_of_type(...)
+    frame = super
+    frame = super while frame["t"] == "wake" && frame["p"].nil?
+    frame
+  end
+end
+
 RSpec.configure do |config|
   check = proc do
     next if [Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub] ==
@@ -15,4 +27,7 @@ RSpec.configure do |config|
   # The integration specs then go through the pump, each of them, where pgbus by default has none.
   config.before(:suite) { Pgbus.configuration.streams_writer_threads = 2 if ENV["PGBUS_DATABASE_URL"] }
   config.after(:suite, &check)
+  config.before do |example|
+    singleton_class.prepend(PassOverWakeAfterLoss) if example.description.include?(PassOverWakeAfterLoss::EXAMPLE)
+  end
 end
