@@ -29,12 +29,13 @@ class Trial
       step("hot restart (SIGUSR2)") { hot_restart }
       outage
       quiet
+      workers
       presence
       browser_verdict if @browser
     end
     report
   ensure
-    @clients&.each(&:close)
+    [*@clients, *@typists].each(&:close)
     @broadcaster&.close
   end
 
@@ -73,7 +74,6 @@ class Trial
     end
     @typists = (1..4).map { |n| SseClient.new(@app, "typist#{n}", "typing_lobby") }
     all_connected
-    check("pumps", @app.ask_workers.map { |worker| worker[:pump] }.uniq, ["PgbusNative::OutboundPump"])
     check("LISTEN sessions of the host", listen_sessions.size, 1)
   end
 
@@ -167,6 +167,19 @@ class Trial
     @app.wait_until_served
     all_connected
     Wait.for("the new master's LISTEN session", 30) { listen_sessions.size == 1 }
+  end
+
+  # What the workers run on: the hub, and the native way for all that the pump wrote.
+  def workers
+    @app.ask_workers.each do |worker|
+      stats = worker[:stats]
+      check("worker's pump", worker[:pump], "PgbusNative::OutboundPump")
+      check("worker's listener", worker[:listener], "Pgbus::Web::Streamer::FailoverListener")
+      check("frames written the Ruby way, dropped", stats.values_at(:ruby_frames, :dropped), [0, 0])
+      check("frames written the native way", stats[:native_frames].positive?, true)
+      puts "worker #{worker[:pid]}: #{stats.slice(:native_frames, :ruby_frames, :writes, :connections, :dead, :waiting)}"
+    end
+    check("LISTEN sessions of the host", listen_sessions.size, 1)
   end
 
   def presence
