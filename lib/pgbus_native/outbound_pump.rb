@@ -46,9 +46,8 @@ module PgbusNative
       build unless @writers.usable?
       return self if @started
 
-      @writers.start
+      @reporter = Thread.new { report } if @writers.start || !@reporter&.alive?
       @ruby_way.start
-      @reporter = Thread.new { report } unless @reporter&.alive?
       @started = true
       self
     end
@@ -64,10 +63,12 @@ module PgbusNative
       @writers.stop
       unfinished = @count.times.count { |index| !@writers.join(index, JOIN_SECONDS) }
       @writers.close
-      unfinished += [@reporter].count { |thread| unfinished.zero? && !thread.join(JOIN_SECONDS) }
+      # With a writer that goes on, the reporter does as well.
+      threads = unfinished.zero? ? [@reporter] : []
+      unfinished += unjoined(threads)
       threads = @ruby_way.threads
       @ruby_way.stop
-      unfinished += threads.count { |thread| !thread.join(JOIN_SECONDS) }
+      unfinished += unjoined(threads)
       unfinished.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
       self
     end
@@ -133,6 +134,11 @@ module PgbusNative
       @ruby_way_used = false
       @reporter = nil
       @started = false
+    end
+
+    # How many of these threads did not end in time. One of them may be the caller, in `on_dead`.
+    def unjoined(threads)
+      threads.count { |thread| !thread.equal?(Thread.current) && !thread.join(JOIN_SECONDS) }
     end
 
     def refuse_ephemeral(envelopes)

@@ -12,7 +12,7 @@ use pgbus_native_engine::pump;
 use crate::born::Born;
 use crate::cursor::Cursor;
 use crate::lock::Lock;
-use crate::owners;
+use crate::owners::Place;
 
 #[derive(TypedData)]
 #[magnus(class = "PgbusNative::Outlet", free_immediately, mark, size)]
@@ -24,7 +24,7 @@ pub struct Outlet {
     /// The engine has its duplicate of the socket's descriptor.
     pub attached: Cell<bool>,
     /// The connection's place in the registry while it has jobs in flight.
-    pub owner: Cell<Option<u32>>,
+    pub place: Cell<Option<Place>>,
 }
 
 impl DataTypeFunctions for Outlet {
@@ -54,7 +54,7 @@ impl Outlet {
             io: io.into(),
             class: connection.class().as_value().into(),
             attached: Cell::new(false),
-            owner: Cell::new(None),
+            place: Cell::new(None),
         })
     }
 
@@ -81,9 +81,8 @@ impl Outlet {
     }
 
     fn end(&self) {
-        let jobs = self.get().and_then(|outlet| outlet.end());
-        if let (Some(jobs @ 1..), Some(owner)) = (jobs, self.owner.get()) {
-            owners::release(owner, jobs);
+        if let Some(outlet) = self.get() {
+            outlet.end();
         }
     }
 }

@@ -11,8 +11,17 @@ use magnus::value::Opaque;
 use magnus::{gc, prelude::*, DataTypeFunctions, Error, RModule, Ruby, TypedData, Value};
 use pgbus_native_engine::{inherit, pump::Frame};
 
+/// Where a connection with jobs in flight of one pump stands in the registry.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pump: u64,
+    /// What the engine knows it by.
+    pub index: u32,
+}
+
 /// A connection with jobs in flight.
 struct Owner {
+    pump: u64,
     connection: Opaque<Value>,
     raw: rb_sys::VALUE,
     jobs: usize,
@@ -33,10 +42,11 @@ struct Registry {
 }
 
 impl Registry {
-    /// The entry at this place, if it is this connection's: places are used again.
-    fn find(&mut self, owner: u32, connection: Value) -> Option<&mut Owner> {
-        let raw = connection.as_raw();
-        self.owners.get_mut(owner as usize)?.as_mut().filter(|entry| entry.raw == raw)
+    /// The entry at this place, if it is still this connection's: places are used again.
+    fn find(&mut self, place: Option<Place>, pump: u64, connection: Value) -> Option<(Place, &mut Owner)> {
+        let place = place.filter(|place| place.pump == pump)?;
+        let entry = self.owners.get_mut(place.index as usize)?.as_mut()?;
+        (entry.pump == pump && entry.raw == connection.as_raw()).then_some((place, entry))
     }
 }
 
@@ -53,22 +63,35 @@ fn registry() -> MutexGuard<'static, Registry> {
     registry
 }
 
-/// Notes that `jobs` more are in flight for this connection, whose place is `owner` if it has one. Returns its place.
-pub fn retain(owner: Option<u32>, connection: Value, jobs: usize) -> u32 {
+/// Notes that one job more of this pump is in flight for this connection, whose place is `place` if it has one. Returns
+/// its place.
+pub fn retain(place: Option<Place>, pump: u64, connection: Value) -> Place {
     let mut registry = registry();
-    if let Some((owner, entry)) = owner.and_then(|owner| Some((owner, registry.find(owner, connection)?))) {
-        entry.jobs += jobs;
-        return owner;
+    if let Some((place, entry)) = registry.find(place, pump, connection) {
+        entry.jobs += 1;
+        return place;
     }
-    let entry = Some(Owner { connection: connection.into(), raw: connection.as_raw(), jobs, awaited: false });
-    match registry.free.pop() {
-        Some(owner) => {
-            registry.owners[owner as usize] = entry;
-            owner
+    let entry = Some(Owner { pump, connection: connection.into(), raw: connection.as_raw(), jobs: 1, awaited: false });
+    let index = match registry.free.pop() {
+        Some(index) => {
+            registry.owners[index as usize] = entry;
+            index
         }
         None => {
             registry.owners.push(entry);
             (registry.owners.len() - 1) as u32
+        }
+    };
+    Place { pump, index }
+}
+
+/// Drops everything that a pump had in flight, which nobody will report any more.
+pub fn forget(pump: u64) {
+    let mut registry = registry();
+    for index in 0..registry.owners.len() {
+        if registry.owners[index].as_ref().is_some_and(|entry| entry.pump == pump) {
+            registry.owners[index] = None;
+            registry.free.push(index as u32);
         }
     }
 }
@@ -97,8 +120,8 @@ pub fn release(owner: u32, jobs: usize) -> Option<Released> {
 }
 
 /// Asks to be told when the connection's last job in flight is done. False: none is.
-pub fn await_idle(owner: u32, connection: Value) -> bool {
-    registry().find(owner, connection).map(|entry| entry.awaited = true).is_some()
+pub fn await_idle(place: Option<Place>, pump: u64, connection: Value) -> bool {
+    registry().find(place, pump, connection).map(|(_, entry)| entry.awaited = true).is_some()
 }
 
 /// 10 bits of the product: a place among [`FRAMES`].

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,22 @@ static CALL: LazyId = LazyId::new("call");
 
 #[magnus::wrap(class = "PgbusNative::Writers", free_immediately, size)]
 struct Writers {
+    /// Its name in the registry.
+    id: u64,
     pump: Born<Pump>,
     /// Reports that were received and not yet handed out.
     pending: RefCell<VecDeque<Report>>,
     /// The reporter is to end when nothing can come any more.
     closing: Cell<bool>,
+    /// A reporter was asked for and was not yet told to end.
+    reporting: Cell<bool>,
+}
+
+/// Jobs in flight are nobody's any more. In a child they aren't in the registry: see there.
+impl Drop for Writers {
+    fn drop(&mut self) {
+        owners::forget(self.id);
+    }
 }
 
 /// What a post came to, as Ruby sees it.
@@ -47,10 +58,13 @@ enum Way {
 
 impl Writers {
     fn new(ruby: &Ruby, threads: usize, limit: i64, overflow: Symbol) -> Result<Self, Error> {
+        static LAST_ID: AtomicU64 = AtomicU64::new(0);
         Ok(Self {
+            id: LAST_ID.fetch_add(1, SeqCst),
             pump: Born::new(Pump::new(threads, limit_of(ruby, limit, overflow)?)),
             pending: RefCell::default(),
             closing: Cell::new(false),
+            reporting: Cell::new(false),
         })
     }
 
@@ -59,10 +73,12 @@ impl Writers {
         self.pump.get().is_some()
     }
 
-    fn start(ruby: &Ruby, rb_self: &Self) -> Result<(), Error> {
-        let Some(pump) = rb_self.pump.get() else { return Ok(()) };
+    /// Returns whether there is no reporter.
+    fn start(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
+        let Some(pump) = rb_self.pump.get() else { return Ok(false) };
+        pump.start().map_err(|error| system_call_error(ruby, &error))?;
         rb_self.closing.set(false);
-        pump.start().map_err(|error| system_call_error(ruby, &error))
+        Ok(!rb_self.reporting.replace(true))
     }
 
     /// Tells the threads to end when nothing waits.
@@ -123,71 +139,68 @@ impl Writers {
     ) -> Result<Way, Error> {
         // A forked child has no part in its parent's pump.
         let Some(pump) = rb_self.pump.get() else { return Ok(Way::Native) };
-        let (Some(seam), Some(envelopes)) = (outlet_of(ruby, connection), RArray::from_value(envelopes)) else {
-            return Ok(Way::Ruby);
-        };
+        let Some(seam) = outlet_of(ruby, connection) else { return Ok(Way::Ruby) };
         let Some(outlet) = seam.get() else { return Ok(Way::Ruby) };
-        let in_ruby = || match seam.owner.get() {
-            Some(owner) if owners::await_idle(owner, connection) => Way::RubyWhenIdle,
-            _ => Way::Ruby,
+        let in_ruby = || {
+            let busy = owners::await_idle(seam.place.get(), rb_self.id, connection);
+            Ok(if busy { Way::RubyWhenIdle } else { Way::Ruby })
         };
-        if !seam.suits(ruby, connection) {
-            return Ok(in_ruby());
-        }
+        let Some(envelopes) = RArray::from_value(envelopes).filter(|_| seam.suits(ruby, connection)) else {
+            return in_ruby();
+        };
 
         let frames = frames_of(ruby, envelopes, encoder)?;
         let deadline = deadline_of(ruby, deadline_ms)?;
         let accepted_when_empty = match i64::try_convert(batch_max) {
             Ok(batch_max) => batch_max,
-            Err(_) if frames.is_empty() => return Ok(in_ruby()),
+            Err(_) if frames.is_empty() => return in_ruby(),
             Err(_) => 0,
         };
         if outlet.is_dead() {
             return Ok(Way::Native);
         }
         let io = ruby.get_inner(seam.io);
-        if is_closed(io)? {
-            let owner = owners::retain(seam.owner.get(), connection, 1);
-            seam.owner.set(Some(owner));
-            if !pump.kill(outlet, owner, 1) {
-                owners::release(owner, 1);
-            }
-            return Ok(Way::Native);
-        }
-        if !seam.attached.get() {
+        let closed = is_closed(io)?;
+        if !closed && !seam.attached.get() {
             let fd: i32 = io.funcall("fileno", ())?;
             // SAFETY: the descriptor is open for as long as we hold the GVL, since closing it needs the GVL.
-            let attached = outlet.attach(unsafe { BorrowedFd::borrow_raw(fd) });
-            if attached.is_err() {
+            if outlet.attach(unsafe { BorrowedFd::borrow_raw(fd) }).is_err() {
                 // No descriptor left: this job goes on with Ruby's own.
-                return Ok(in_ruby());
+                return in_ruby();
             }
             seam.attached.set(true);
         }
 
-        let owner = owners::retain(seam.owner.get(), connection, 1);
-        seam.owner.set(Some(owner));
-        match pump.post(outlet, owner, Job::new(frames, accepted_when_empty, deadline)) {
+        let former = seam.place.get();
+        let place = owners::retain(former, rb_self.id, connection);
+        seam.place.set(Some(place));
+        if closed {
+            if !pump.kill(outlet, place.index, 1) {
+                owners::release(place.index, 1);
+            }
+            return Ok(Way::Native);
+        }
+        match pump.post(outlet, place.index, Job::new(frames, accepted_when_empty, deadline)) {
             Posted::Overflowed | Posted::Waits { dropped: 0 } => Ok(Way::Native),
             Posted::Waits { dropped } => {
-                owners::release(owner, dropped);
+                owners::release(place.index, dropped);
                 Ok(Way::Native)
             }
             Posted::Dead => {
-                owners::release(owner, 1);
+                owners::release(place.index, 1);
                 Ok(Way::Native)
             }
             Posted::Elsewhere => {
-                owners::release(owner, 1);
-                Ok(in_ruby())
+                owners::release(place.index, 1);
+                seam.place.set(former);
+                in_ruby()
             }
         }
     }
 
     /// Whether the connection has jobs in flight; if so, the reporter will say when it is idle.
-    fn is_busy(ruby: &Ruby, _rb_self: &Self, connection: Value) -> bool {
-        let owner = outlet_of(ruby, connection).and_then(|seam| seam.owner.get());
-        owner.is_some_and(|owner| owners::await_idle(owner, connection))
+    fn is_busy(ruby: &Ruby, rb_self: &Self, connection: Value) -> bool {
+        outlet_of(ruby, connection).is_some_and(|seam| owners::await_idle(seam.place.get(), rb_self.id, connection))
     }
 
     /// Sleeps without the GVL until there is something to report, then yields what there is: `:ack, connection,
@@ -199,7 +212,10 @@ impl Writers {
         if rb_self.pending.borrow().is_empty() {
             let batch = match receiver.try_recv() {
                 Ok(batch) => Some(batch),
-                Err(_) if rb_self.closing.get() && !rb_self.is_alive() => return Ok(false),
+                Err(_) if rb_self.closing.get() && !rb_self.is_alive() => {
+                    rb_self.reporting.set(false);
+                    return Ok(false);
+                }
                 Err(_) => gvl::without_gvl(|| receiver.recv().unwrap_or_default(), || pump.disturb_reports())?,
             };
             rb_self.pending.borrow_mut().extend(batch.into_iter().flatten());
@@ -244,9 +260,9 @@ impl Writers {
 }
 
 fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
-    let (owner, jobs, accepted_max) = match report {
-        Report::Ack { owner, accepted_max } => (owner, 1, Some(accepted_max)),
-        Report::Dead { owner, jobs } => (owner, jobs, None),
+    let (owner, jobs) = match &report {
+        Report::Ack { owner, .. } => (*owner, 1),
+        Report::Dead { owner, jobs } | Report::Gone { owner, jobs } => (*owner, *jobs),
         Report::Log(line) => {
             let level = match line.level {
                 Level::Debug => "debug",
@@ -254,19 +270,21 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
                 Level::Warn => "warn",
                 Level::Error => "error",
             };
-            return ruby.yield_values::<_, Value>((ruby.to_symbol(level), (), line.text)).map(drop);
+            return ruby.yield_values::<_, Value>((ruby.to_symbol(level), (), line.text.as_str())).map(drop);
         }
     };
     let Some(released) = owners::release(owner, jobs) else { return Ok(()) };
     let connection = ruby.get_inner(released.connection);
-    let told = match accepted_max {
-        Some(accepted_max) => ruby.yield_values::<_, Value>((ruby.to_symbol("ack"), connection, accepted_max)),
-        None => ruby.yield_values::<_, Value>((ruby.to_symbol("dead"), connection, ())),
-    };
+    if let Report::Ack { accepted_max, .. } = report {
+        ruby.yield_values::<_, Value>((ruby.to_symbol("ack"), connection, accepted_max))?;
+    }
+    if let Report::Dead { .. } = report {
+        ruby.yield_values::<_, Value>((ruby.to_symbol("dead"), connection, ()))?;
+    }
     if released.idle && released.awaited {
         ruby.yield_values::<_, Value>((ruby.to_symbol("idle"), connection, ()))?;
     }
-    told.map(drop)
+    Ok(())
 }
 
 /// The outlet that the seam gave to this connection, if it has one.

@@ -67,7 +67,7 @@ module PgbusNative
         private
 
         def need_thread
-          @thread ||= Thread.new { run }
+          @thread = Thread.new { run } unless @thread&.alive?
         end
 
         # Returns nil if the connection is to end.

@@ -47,6 +47,13 @@ pub enum Report {
         /// How many.
         jobs: usize,
     },
+    /// So many jobs are discarded, for somebody else ended their connection.
+    Gone {
+        /// Whose.
+        owner: u32,
+        /// How many.
+        jobs: usize,
+    },
     /// Something for the log.
     Log(Line),
 }
@@ -287,7 +294,7 @@ impl Pump {
     /// Ends a connection that the caller found dead, with a [`Report::Dead`] that counts `extra` jobs more than those
     /// that waited. Returns false, and reports nothing, if it was dead already.
     pub fn kill(&self, outlet: &Arc<Outlet>, owner: u32, extra: usize) -> bool {
-        let Some(jobs) = outlet.end() else { return false };
+        let Some(jobs) = outlet.end_locked(&mut outlet.inner()) else { return false };
         self.report_dead(owner, jobs + extra);
         true
     }

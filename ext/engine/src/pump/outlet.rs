@@ -194,9 +194,14 @@ impl Outlet {
     }
 
     /// Ends it: shuts the socket down for everyone, so that the peer sees EOF at once and nobody's bytes can follow a
-    /// torn frame, and discards what waits. Returns how many jobs that were; None if it was dead already.
-    pub fn end(self: &Arc<Self>) -> Option<usize> {
-        self.end_locked(&mut self.inner())
+    /// torn frame, and discards what waits, with a [`Report::Gone`]. Does nothing if it is dead already.
+    pub fn end(self: &Arc<Self>) {
+        let mut inner = self.inner();
+        let (home, owner) = (inner.home.clone(), inner.owner);
+        let jobs = self.end_locked(&mut inner);
+        if let (Some(home), Some(jobs @ 1..)) = (home, jobs) {
+            let _ = home.reports.send(vec![Report::Gone { owner, jobs }]);
+        }
     }
 
     pub(super) fn end_locked(self: &Arc<Self>, inner: &mut Inner) -> Option<usize> {
@@ -318,7 +323,8 @@ impl Outlet {
                 inner.backlog.set_under_way(jobs);
                 Next::Write(socket)
             }
-            _ => Next::Nothing,
+            (None, false) => Next::Poisoned("it has no socket".to_owned()),
+            (_, true) => Next::Nothing,
         }
     }
 
