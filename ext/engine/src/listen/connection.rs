@@ -284,7 +284,7 @@ fn refusal(error: &tokio_postgres::Error, complaint: Option<String>, was_plain: 
         };
     }
     if let Some(error) = tls_error(error) {
-        let reason = format!("SSL error: {error}");
+        let reason = tls::explain(error);
         return if tls::is_limit_of_rustls(error) {
             Refusal::Unsupported("sslmode", reason)
         } else {

@@ -124,6 +124,22 @@ pub(super) fn is_limit_of_rustls(error: &rustls::Error) -> bool {
     }
 }
 
+/// What went wrong in a handshake, and what to do about it.
+pub(super) fn explain(error: &rustls::Error) -> String {
+    use CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidYet, NotValidYetContext, UnknownIssuer,
+    };
+    let rustls::Error::InvalidCertificate(invalid) = error else { return format!("SSL error: {error}") };
+    let why = match invalid {
+        UnknownIssuer | BadSignature => "it was not signed by an authority of sslrootcert's",
+        Expired | ExpiredContext { .. } => "it has expired",
+        NotValidYet | NotValidYetContext { .. } => "it is not valid yet",
+        NotValidForName => "it does not match the host name; connect by a name that it has, or use sslmode=verify-ca",
+        _ => return format!("SSL error: certificate verify failed: {invalid}"),
+    };
+    format!("SSL error: certificate verify failed: {why}")
+}
+
 /// What signs good certificates.
 #[derive(Debug)]
 struct Trust {
