@@ -66,7 +66,7 @@ fn target_session_attrs_choose_between_a_primary_and_its_replica() {
 
 #[test]
 fn hosts_are_tried_in_order() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let (closed, open) = (free_port(), postgres.port);
     let ports = format!("{closed},{open}");
     assert_eq!(try_connect(&to(&[("host", "127.0.0.1,127.0.0.1"), ("port", &ports)])), Ok(()));
@@ -83,7 +83,7 @@ fn hosts_are_tried_in_order() {
 
 #[test]
 fn connect_timeout_is_for_each_host() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     // Takes connections and never says a word.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let ports = format!("{},{}", mute.local_addr().unwrap().port(), postgres.port);
@@ -96,7 +96,7 @@ fn connect_timeout_is_for_each_host() {
 
 #[test]
 fn unix_sockets() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let port = postgres.port.to_string();
     assert_eq!(try_connect(&to(&[("host", postgres.host()), ("port", &port)])), Ok(()));
     assert_eq!(try_connect(&to(&[("default_socket_folder", postgres.host()), ("port", &port)])), Ok(()));
@@ -122,7 +122,7 @@ fn a_name_that_only_the_c_library_may_know_is_left_to_libpq() {
 
 #[test]
 fn keepalives_are_as_asked_for() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let port = postgres.port.to_string();
     let more = [
         ("host", "127.0.0.1"),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pgbus_native_engine::session::News;
 use session::{on_one_thread, options, wake, Session};
-use support::{command, free_port, give_to_owner, pairs, wait_until, Postgres, Process, DATABASE, USER};
+use support::{free_port, give_to_owner, pairs, wait_until, Postgres, Process, USER};
 
 /// PgBouncer in front of a server, or None with a word about it where it isn't installed.
 fn pooler(postgres: &Postgres, mode: &str, folder: &Path) -> Option<(Process, u16)> {
@@ -27,23 +27,24 @@ fn pooler(postgres: &Postgres, mode: &str, folder: &Path) -> Option<(Process, u1
     let port = free_port();
     let config = folder.join("pgbouncer.ini");
     let text = format!(
-        "[databases]\n{DATABASE} = host=127.0.0.1 port={} user={USER}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+        "[databases]\n{} = host=127.0.0.1 port={} user={USER}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
          listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\n",
-        postgres.port
+        postgres.database, postgres.port
     );
     fs::write(&config, text).unwrap();
     give_to_owner(folder);
     give_to_owner(&config);
-    let process = Process(command(program).arg("-q").arg(&config).spawn().unwrap());
+    let process = Process::start(Path::new(program), &["-q", config.to_str().unwrap()], "KILL", folder);
     wait_until("pgbouncer listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
     Some((process, port))
 }
 
 fn errors_behind(mode: &str, wakes: bool) -> Option<Vec<String>> {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let folder = tempfile::tempdir().unwrap();
     let (_pooler, port) = pooler(&postgres, mode, folder.path())?;
-    let keywords = pairs(&[("host", "127.0.0.1"), ("port", &port.to_string()), ("user", USER), ("dbname", DATABASE)]);
+    let keywords =
+        pairs(&[("host", "127.0.0.1"), ("port", &port.to_string()), ("user", USER), ("dbname", &postgres.database)]);
     on_one_thread(async {
         let mut session = Session::start(options(keywords), Duration::from_millis(250)).await;
         session.until(&News::Up).await;

@@ -11,6 +11,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use authority::{Authority, Validity};
@@ -23,6 +24,12 @@ struct Server {
     postgres: Postgres,
     authority: Authority,
     work: tempfile::TempDir,
+}
+
+/// For the tests that don't change its certificate.
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(Server::start)
 }
 
 const HBA: [&str; 9] = [
@@ -39,9 +46,10 @@ const HBA: [&str; 9] = [
 
 impl Server {
     fn start() -> Self {
-        let work = tempfile::tempdir().unwrap();
-        let authority = Authority::new(work.path(), "ca");
         let mut postgres = Postgres::with(&[], &HBA);
+        // Goes with the server, also where nobody drops it.
+        let work = tempfile::tempdir_in(postgres.host()).unwrap();
+        let authority = Authority::new(work.path(), "ca");
         postgres.crash();
         let root = postgres.data().join("root.crt");
         fs::copy(authority.root(), &root).unwrap();
@@ -121,7 +129,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn sslmode_means_what_it_means_to_libpq() {
-    let server = Server::start();
+    let server = server();
     let root = server.authority.root();
     let root = text(&root);
     let other = Authority::new(server.work.path(), "other").root();
@@ -218,9 +226,9 @@ fn certificates_of_all_kinds() {
 
 #[test]
 fn client_certificates() {
-    let server = Server::start();
+    let server = server();
     let (cert, key) = server.authority.issue("cert", "cert", "", Validity::Now);
-    let stranger = Authority::new(server.work.path(), "other").issue("cert", "cert", "", Validity::Now);
+    let stranger = Authority::new(server.work.path(), "stranger").issue("cert", "cert", "", Validity::Now);
     let user = [("user", "cert"), ("sslmode", "require")];
     let with = |cert: &Path, key: &Path| {
         [&user[..], &[("sslcert", text(cert)), ("sslkey", text(key))]]
@@ -246,7 +254,7 @@ fn client_certificates() {
 
 #[test]
 fn passwords() {
-    let server = Server::start();
+    let server = server();
     let password = ("password", "topsecret");
     for user in ["scram", "md5", "plain"] {
         server.takes(&[("user", user), password]);
@@ -268,7 +276,7 @@ fn passwords() {
 
 #[test]
 fn a_password_file() {
-    let server = Server::start();
+    let server = server();
     let file = server.work.path().join("pgpass");
     let port = server.postgres.port;
     let with = |user| [("user", user), ("passfile", text(&file)), ("sslmode", "disable")];
@@ -283,7 +291,7 @@ fn a_password_file() {
 
 #[test]
 fn what_only_libpq_can_do_is_named() {
-    let server = Server::start();
+    let server = server();
     let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
     let key = server.work.path().join("encrypted.key");
     fs::write(&key, encrypted).unwrap();

@@ -21,11 +21,14 @@ const HEALTH_CHECK: Duration = Duration::from_millis(250);
 const NEVER: Duration = Duration::from_secs(600);
 
 const OTHERS: &str =
-    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()";
 
-fn through(proxy: &Proxy) -> Options {
-    let port = proxy.port.to_string();
-    options(pairs(&[("host", "127.0.0.1"), ("port", &port), ("user", support::USER), ("dbname", support::DATABASE)]))
+/// The database of `postgres`, by way of a proxy.
+fn through(proxy: &Proxy, postgres: &Postgres) -> Options {
+    let mut keywords = postgres.keywords();
+    keywords.retain(|(keyword, _)| keyword != "port");
+    keywords.extend(pairs(&[("port", &proxy.port.to_string())]));
+    options(keywords)
 }
 
 /// Statements of this kind that the client sent.
@@ -35,7 +38,7 @@ fn count(requests: &[u8], statement: &str) -> usize {
 
 #[test]
 fn wakes_arrive_in_order_with_their_payload() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let mut session = Session::start(options(postgres.keywords()), HEALTH_CHECK).await;
         assert_eq!(session.next().await, News::Up);
@@ -79,10 +82,10 @@ fn a_crash_of_the_server_is_survived() {
 
 #[test]
 fn a_connection_that_went_silent_is_noticed_and_replaced() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut session = Session::start(through(&proxy), HEALTH_CHECK).await;
+        let mut session = Session::start(through(&proxy, &postgres), HEALTH_CHECK).await;
         session.listen("chat").await;
         // Once while it is idle, once while a LISTEN is on its way.
         for new in [None, Some("new")] {
@@ -105,7 +108,7 @@ fn a_connection_that_went_silent_is_noticed_and_replaced() {
 
 #[test]
 fn a_hub_that_reads_slowly_is_no_silence() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let mut session = Session::start(options(postgres.keywords()), HEALTH_CHECK).await;
         session.until(&News::Up).await;
@@ -131,10 +134,10 @@ fn a_hub_that_reads_slowly_is_no_silence() {
 
 #[test]
 fn a_new_queue_takes_one_round_trip_and_a_known_one_none() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut session = Session::start(through(&proxy), NEVER).await;
+        let mut session = Session::start(through(&proxy, &postgres), NEVER).await;
         session.until(&News::Up).await;
         proxy.pieces();
         session.listen("chat").await;
@@ -146,10 +149,10 @@ fn a_new_queue_takes_one_round_trip_and_a_known_one_none() {
 
 #[test]
 fn many_queues_are_asked_for_at_once() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut session = Session::start(through(&proxy), NEVER).await;
+        let mut session = Session::start(through(&proxy, &postgres), NEVER).await;
         session.until(&News::Up).await;
         proxy.requests();
         proxy.hold_answers(true);
@@ -169,7 +172,7 @@ fn many_queues_are_asked_for_at_once() {
             assert_eq!(session.next().await, News::Listening(queue(name)));
         }
         // And all of them again on a new connection, before it counts as up.
-        postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'");
+        postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()");
         session.until_down().await;
         for name in &names {
             assert_eq!(session.next().await, News::Listening(queue(name)));
@@ -180,10 +183,10 @@ fn many_queues_are_asked_for_at_once() {
 
 #[test]
 fn a_wish_that_changes_its_mind_ends_as_it_ends() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut session = Session::start(through(&proxy), NEVER).await;
+        let mut session = Session::start(through(&proxy, &postgres), NEVER).await;
         session.until(&News::Up).await;
         proxy.requests();
         proxy.hold_answers(true);
@@ -209,7 +212,7 @@ fn a_wish_that_changes_its_mind_ends_as_it_ends() {
 
 #[test]
 fn any_name_works_and_a_bad_one_harms_no_other() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let long = "l".repeat(70);
     let longer = format!("{long} and more");
     let wide = format!("w{}", "ü".repeat(40));
@@ -245,7 +248,7 @@ fn any_name_works_and_a_bad_one_harms_no_other() {
 
 #[test]
 fn a_name_that_the_database_refuses_harms_no_other() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     postgres.sql("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0");
     on_one_thread(async {
         let mut keywords = postgres.keywords();
@@ -264,7 +267,7 @@ fn a_name_that_the_database_refuses_harms_no_other() {
 
 #[test]
 fn variables_are_set_in_order_and_a_bad_one_fails_the_connect() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let with = |variables: &[(&str, &str)]| Options::parse(postgres.keywords(), pairs(variables));
     on_one_thread(async {
         let variables = [("application_name", "first"), ("Application_Name", "it's \\ quoted")];
@@ -287,7 +290,7 @@ fn variables_are_set_in_order_and_a_bad_one_fails_the_connect() {
 
 #[test]
 fn the_session_says_who_it_is() {
-    let postgres = Postgres::start();
+    let postgres = Postgres::shared();
     let count = |name: &str| {
         postgres.sql(&format!("SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = '{name}'")) == "t"
     };

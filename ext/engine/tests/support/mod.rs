@@ -1,12 +1,16 @@
-//! A PostgreSQL of the tests' own: real, in a temporary folder, on a free port and a Unix socket; gone when dropped.
+//! A PostgreSQL of the tests' own: real, in a temporary folder, on a free port and a Unix socket; gone when dropped, and
+//! when the tests end, however they end.
 #![allow(dead_code)] // Each test file uses its part.
 
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::{chown, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub const USER: &str = "pgbus";
@@ -74,27 +78,74 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Ends its process when dropped.
-pub struct Process(pub Child);
+/// A server program, ended by its signal for an end at once when dropped. Its parent is a shell that waits for the end of our
+/// pipe: so it ends also when we are killed, and the folder goes with it.
+pub struct Process {
+    shell: Child,
+}
+
+impl Process {
+    pub fn start(program: &Path, arguments: &[&str], signal: &str, folder: &Path) -> Self {
+        let guard = "folder=$1; signal=$2; shift 2; \"$@\" </dev/null & pid=$!; read keep; kill -$signal $pid 2>/dev/null; wait $pid; \
+                     [ \"$keep\" ] || rm -rf \"$folder\"";
+        let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", guard, "sh"]).arg(folder).arg(signal);
+        // The shell stays who we are, so that it can remove all that we put into the folder.
+        if let Some((uid, gid)) = owner() {
+            shell.args(["setpriv", "--clear-groups"]).args([format!("--reuid={uid}"), format!("--regid={gid}")]);
+        }
+        let shell = shell
+            .arg(program)
+            .current_dir("/")
+            .env("LC_ALL", "C")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Self { shell }
+    }
+
+    /// Ends it and keeps its folder.
+    pub fn end(mut self) {
+        let _ = self.shell.stdin.take().map(|mut pipe| pipe.write_all(b"keep\n"));
+    }
+}
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::QUIT);
-        let _ = self.0.wait();
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
     }
 }
 
 pub struct Postgres {
     server: Option<Process>,
-    pub folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
     pub port: u16,
+    pub database: String,
 }
 
 impl Postgres {
     /// One that trusts everybody.
     pub fn start() -> Self {
         Self::with(&[], &[])
+    }
+
+    /// A database of its own on a server that all tests of a file share.
+    pub fn shared() -> Self {
+        static SERVER: OnceLock<Postgres> = OnceLock::new();
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        SERVER.get_or_init(Self::start).database(NUMBER.fetch_add(1, Relaxed))
+    }
+
+    fn database(&self, number: u32) -> Self {
+        let database = format!("test_{number}");
+        self.sql(&format!("CREATE DATABASE {database}"));
+        Self { server: None, folder: self.folder.clone(), port: self.port, database }
     }
 
     /// With lines of postgresql.conf, and lines of pg_hba.conf that come before the ones that trust everybody.
@@ -140,7 +191,7 @@ impl Postgres {
         let folder = tempfile::Builder::new().prefix("pgbus_native-pg-").tempdir_in("/tmp").unwrap();
         give_to_owner(folder.path());
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        Self { server: None, folder, port: free_port() }
+        Self { server: None, folder: Arc::new(folder), port: free_port(), database: DATABASE.to_owned() }
     }
 
     fn configure(&self, settings: &[&str], hba: &[&str]) {
@@ -163,15 +214,9 @@ impl Postgres {
     }
 
     pub fn launch(&mut self) {
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_file()).unwrap();
-        let server = command(bindir().join("postgres"))
-            .arg("-D")
-            .arg(self.data())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        self.server = Some(Process(server));
+        let data = self.data();
+        let arguments = ["-D", data.to_str().unwrap()];
+        self.server = Some(Process::start(&bindir().join("postgres"), &arguments, "QUIT", self.folder.path()));
         wait_until("the server answers", || {
             let ready = Command::new(bindir().join("pg_isready"))
                 .args(["-q", "-h", self.host(), "-p", &self.port.to_string()])
@@ -182,7 +227,7 @@ impl Postgres {
 
     /// Ends the server at once, as a crash does; [`Self::launch`] starts it again.
     pub fn crash(&mut self) {
-        self.server = None;
+        self.server.take().unwrap().end();
     }
 
     pub fn data(&self) -> PathBuf {
@@ -204,7 +249,7 @@ impl Postgres {
 
     /// Runs SQL, gives what it gives: rows by line, columns by "|".
     pub fn sql(&self, sql: &str) -> String {
-        self.sql_in(DATABASE, sql)
+        self.sql_in(&self.database, sql)
     }
 
     pub fn sql_in(&self, database: &str, sql: &str) -> String {
@@ -228,7 +273,7 @@ impl Postgres {
     /// Keywords of a connection over TCP.
     pub fn keywords(&self) -> Vec<(String, String)> {
         let port = self.port.to_string();
-        pairs(&[("host", "127.0.0.1"), ("port", &port), ("user", USER), ("dbname", DATABASE)])
+        pairs(&[("host", "127.0.0.1"), ("port", &port), ("user", USER), ("dbname", &self.database)])
     }
 }
 
