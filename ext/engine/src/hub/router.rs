@@ -338,7 +338,8 @@ impl Router {
         for Waiting { worker, .. } in waiting {
             self.settle(&worker, queue);
         }
-        if missed {
+        // While the session is being built anew, its streams are woken when it is up.
+        if missed && self.down_since.get().is_none() {
             self.push_wake(queue, None);
         }
         self.forget_if_unused(queue);
