@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
+mod drain;
 mod hub;
+mod raw;
 mod sse;
 mod stats;
 
@@ -12,6 +14,8 @@ type Client = fn(&[String]) -> Result<(), String>;
 const CLIENTS: &[(&str, &str, Client)] = &[
     ("sse", "ADDRESS CLIENTS PATH SINCE", sse::run),
     ("hub", "SOCKET WORKERS STREAMS WAKES SECONDS", hub::run),
+    ("drain", "CONNECTIONS STALLED RECEIVE_BUFFER FRAMES SECONDS", drain::run),
+    ("raw", "PORT CONNECTIONS FRAMES SIZE", raw::run),
     ("storm", "SOCKET SUBS", hub::storm),
 ];
 
