@@ -129,8 +129,36 @@ RSpec.describe "Installing into pgbus" do
       RUBY
     end
 
+    it "gives connections on plain sockets a native lock, as long as it is installed" do
+      expect(ruby(<<~RUBY)).to eq("PgbusNative::Lock\nThread::Mutex\nPgbusNative::Lock\n")
+        require "pgbus_native"
+        require "socket"
+        streamer = Pgbus::Web::Streamer
+        build = lambda do
+          streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair[0], since_id: 0,
+                                   writer: streamer::IoWriter, write_deadline_ms: 1_000)
+        end
+        puts build.call.mutex.class
+        PgbusNative.uninstall!
+        puts build.call.mutex.class
+        PgbusNative.install!
+        puts build.call.mutex.class
+      RUBY
+    end
+
     it "is switched off by PGBUS_NATIVE=0, and says so in one line" do
       expect(refused(PGBUS_NATIVE: "0")).to match(/\Apgbus_native: switched off by PGBUS_NATIVE=0; .* Unset it/)
+    end
+
+    it "doesn't even load the extension when it is switched off, and everything about it can still be asked" do
+      run = tree.run(<<~RUBY, PGBUS_NATIVE: "off")
+        require "pgbus_native"
+        p $LOADED_FEATURES.grep(/pgbus_native.(so|bundle)/), PgbusNative.installed?, PgbusNative.install!
+        puts PgbusNative.status
+        PgbusNative.uninstall!
+      RUBY
+      expect(run.out).to match(/\A\[\]\nfalse\nfalse\npgbus_native .*\n  extension     not loaded: switched off by PGBUS_NATIVE=off/)
+      expect(run.status).to be_success
     end
 
     it "says what is replaced, to programs and to people" do

@@ -11,6 +11,9 @@ module PgbusNative
       "pgbus_native/#{RUBY_VERSION[/\A\d+\.\d+/]}/pgbus_native", "pgbus_native/pgbus_native", "#{__dir__}/pgbus_native"
     ].freeze
 
+    # Values of PGBUS_NATIVE that switch it off.
+    OFF = %w[0 false no off].freeze
+
     # The Ruby that runs, as a gem's platform folder names it.
     RUBY = "Ruby #{RUBY_VERSION} #{RbConfig::CONFIG["arch"]}".freeze
 
@@ -24,8 +27,14 @@ module PgbusNative
       # @return [Boolean]
       def loaded? = !@path.nil?
 
+      # @return [Boolean] whether the environment switched it off; then it wasn't even tried
+      def switched_off? = @switched_off
+
       # @return [void]
       def load
+        @switched_off = OFF.include?(ENV["PGBUS_NATIVE"].to_s.downcase)
+        return @error = "switched off by PGBUS_NATIVE=#{ENV["PGBUS_NATIVE"]}" if @switched_off
+
         FEATURES.each do |feature|
           require feature
           @path = $LOADED_FEATURES.reverse_each.find { |file| file.end_with?("/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}") }

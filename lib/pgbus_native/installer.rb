@@ -16,7 +16,6 @@ module PgbusNative
     SUPPORTED = Gem::Requirement.new(">= 0.13.1", "< 1.0")
     CLASSES = %i[OutboundPump MasterHub].freeze
     NAMESPACE = %i[Web Streamer].freeze
-    OFF = %w[0 false no off].freeze
 
     # Requires pgbus, where there is one.
     #
@@ -99,8 +98,8 @@ module PgbusNative
     def refusal
       version = pgbus_version
       if version.nil? then "pgbus isn't loaded"
-      elsif OFF.include?(ENV["PGBUS_NATIVE"].to_s.downcase)
-        ["switched off by PGBUS_NATIVE=#{ENV["PGBUS_NATIVE"]}", "Unset it to switch on again."]
+      elsif Extension.switched_off?
+        [Extension.error, "Unset it to switch on again."]
       elsif !SUPPORTED.satisfied_by?(Gem::Version.new(version).release)
         ["pgbus #{version} is outside of what this version supports (#{SUPPORTED})",
          "Look for a matching pair of versions, or take pgbus_native out of the Gemfile."]
