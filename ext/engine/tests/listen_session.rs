@@ -289,6 +289,28 @@ fn variables_are_set_in_order_and_a_bad_one_fails_the_connect() {
 }
 
 #[test]
+fn a_server_that_goes_away_in_the_middle_of_it_fails_the_connect() {
+    let postgres = Postgres::shared();
+    on_one_thread(async {
+        let proxy = Proxy::before(postgres.port).await;
+        proxy.cut_at("pg_is_in_recovery");
+        let through = through(&proxy, &postgres);
+        let first = tokio::time::timeout(session::PATIENCE, listen::connect(&through, &|_| ())).await.unwrap();
+        match first {
+            Err(ConnectError::Failed(reason)) => assert!(reason.contains("closed"), "{reason}"),
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+        // A session that is being rebuilt tries again.
+        let mut session = Session::start(through.clone(), HEALTH_CHECK).await;
+        session.listen("chat").await;
+        proxy.cut_at("pg_is_in_recovery");
+        postgres.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()");
+        session.until_down().await;
+        session.until(&News::Up).await;
+    });
+}
+
+#[test]
 fn the_session_says_who_it_is() {
     let postgres = Postgres::shared();
     let count = |name: &str| {

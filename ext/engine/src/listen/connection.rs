@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::future::{poll_fn, Future};
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::task::Poll;
+use std::task::{ready, Poll};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -40,9 +40,9 @@ pub(super) async fn open(options: &Options, limit: Option<Duration>) -> Result<C
     let prepared = timeout(PATIENCE, async {
         for (name, value) in &options.variables {
             let value = value.replace('\'', "''");
-            connection.query(&format!("SET {name} = '{value}'")).await.map_err(|error| words(&error))?;
+            connection.query(&format!("SET {name} = '{value}'")).await?;
         }
-        connection.is("SELECT pg_catalog.pg_is_in_recovery()", "t").await.map_err(|error| words(&error))
+        connection.is("SELECT pg_catalog.pg_is_in_recovery()", "t").await
     });
     match prepared.await {
         Ok(Ok(false)) => Ok(connection),
@@ -177,7 +177,7 @@ async fn attempt(options: &Options, host: &Host, address: &Address, target: Targ
                 return match connection.suits(target).await {
                     Ok(Ok(())) => Ok(connection),
                     Ok(Err(why)) => Err(Failure::Host(with_place(why))),
-                    Err(error) => Err(Failure::Host(with_place(&words(&error)))),
+                    Err(why) => Err(Failure::Host(with_place(&why))),
                 }
             }
             Err(Refusal::OtherWay(reason)) => reasons.push(with_place(&reason)),
@@ -341,21 +341,24 @@ fn told(error: &std::io::Error) -> String {
 
 impl Connection {
     /// Runs a query with nothing else in flight and gives the first column of its first row.
-    pub async fn query(&mut self, sql: &str) -> Result<Option<String>, tokio_postgres::Error> {
+    ///
+    /// # Errors
+    /// The server's words, or what became of the connection.
+    pub async fn query(&mut self, sql: &str) -> Result<Option<String>, String> {
         let mut query = pin!(self.client.simple_query(sql));
         let link = &mut self.link;
         let notified = &mut self.notified;
-        let messages = poll_fn(|cx| {
+        let messages = poll_fn(|cx| loop {
             if let Poll::Ready(result) = query.as_mut().poll(cx) {
-                return Poll::Ready(result);
+                return Poll::Ready(result.map_err(|error| words(&error)));
             }
-            // Ends in Pending, the link's end or its error; the query tells of the latter two itself.
-            while let Poll::Ready(Some(Ok(message))) = link.poll_message(cx) {
-                if let AsyncMessage::Notification(notification) = message {
-                    notified.push_back(notification);
-                }
+            // A link that ended keeps its queries waiting, so it is asked too.
+            match ready!(link.poll_message(cx)) {
+                Some(Ok(AsyncMessage::Notification(notification))) => notified.push_back(notification),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(words(&error))),
+                None => return Poll::Ready(Err("the connection was closed".to_owned())),
             }
-            query.as_mut().poll(cx)
         });
         let messages = messages.await?;
         Ok(messages.iter().find_map(|message| match message {
@@ -364,12 +367,12 @@ impl Connection {
         }))
     }
 
-    async fn is(&mut self, sql: &str, value: &str) -> Result<bool, tokio_postgres::Error> {
+    async fn is(&mut self, sql: &str, value: &str) -> Result<bool, String> {
         Ok(self.query(sql).await?.as_deref() == Some(value))
     }
 
     /// Whether the session is of the kind that `target_session_attrs` asks for, else libpq's words for it.
-    async fn suits(&mut self, target: Target) -> Result<Result<(), &'static str>, tokio_postgres::Error> {
+    async fn suits(&mut self, target: Target) -> Result<Result<(), &'static str>, String> {
         const READ_ONLY: &str = "SHOW transaction_read_only";
         const REPLICA: &str = "SELECT pg_catalog.pg_is_in_recovery()";
         let (sql, wanted, else_it_is) = match target {

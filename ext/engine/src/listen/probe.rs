@@ -46,14 +46,14 @@ pub(super) async fn probe(connection: &mut Connection, options: &Options, log: L
 }
 
 async fn delivered(connection: &mut Connection, options: &Options, name: &str) -> Result<(), String> {
-    connection.query(&format!("LISTEN {name}")).await.map_err(|error| words(&error))?;
+    connection.query(&format!("LISTEN {name}")).await?;
     let notify = format!("NOTIFY {name}");
     let other = timeout(SECOND_CONNECTION, async {
         let mut other = connection::open(options, None).await.ok()?;
         other.query(&notify).await.ok()
     });
     if !matches!(other.await, Ok(Some(_))) {
-        connection.query(&notify).await.map_err(|error| words(&error))?;
+        connection.query(&notify).await?;
     }
     if connection.notified.iter().any(|notification| notification.channel() == name) {
         return Ok(());

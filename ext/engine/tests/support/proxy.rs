@@ -21,6 +21,8 @@ struct State {
     silent: RefCell<Vec<Rc<Cell<bool>>>>,
     held: watch::Sender<bool>,
     requests: RefCell<Vec<u8>>,
+    /// Closes the connection on which a client says this.
+    cut_at: Cell<Option<&'static str>>,
     /// Pieces of bytes that came from the client, and from the server.
     pieces: Cell<(usize, usize)>,
 }
@@ -33,6 +35,7 @@ impl Proxy {
             silent: RefCell::default(),
             held: watch::channel(false).0,
             requests: RefCell::default(),
+            cut_at: Cell::default(),
             pieces: Cell::default(),
         };
         let proxy = Self { port: listener.local_addr().unwrap().port(), state: Rc::new(state) };
@@ -57,6 +60,11 @@ impl Proxy {
         self.state.silent.borrow().iter().for_each(|silent| silent.set(true));
     }
 
+    /// Closes the first connection on which a client says this, in the place of passing it on.
+    pub fn cut_at(&self, text: &'static str) {
+        self.state.cut_at.set(Some(text));
+    }
+
     /// While held, answers of the server wait here.
     pub fn hold_answers(&self, held: bool) {
         self.state.held.send_replace(held);
@@ -78,6 +86,11 @@ async fn requests(state: Rc<State>, silent: Rc<Cell<bool>>, mut from: OwnedReadH
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         if silent.get() {
             std::future::pending::<()>().await;
+        }
+        let is_end = |text: &str| buffer[..count].windows(text.len()).any(|window| window == text.as_bytes());
+        if state.cut_at.get().is_some_and(is_end) {
+            state.cut_at.take();
+            break;
         }
         let (clients, servers) = state.pieces.get();
         state.pieces.set((clients + 1, servers));
