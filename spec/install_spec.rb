@@ -193,6 +193,22 @@ RSpec.describe "Installing into pgbus" do
       expect(ruby("require 'pgbus_native'; Zeitwerk::Loader.eager_load_all\n#{print_both}")).to eq(native)
     end
 
+    it "replaces them when another thread is loading the streamer just then" do
+      other = PgbusTree.ours(folder, edits: { "pgbus/web/streamer.rb" => [["module Pgbus::Web\n", "$gate.pop\nmodule Pgbus::Web\n"]] })
+      run = other.run(<<~RUBY)
+        require "pgbus"
+        $gate = Queue.new
+        loading = Thread.new { Pgbus::Web::Streamer }
+        Thread.pass until $gate.num_waiting == 1
+        ours = Thread.new { require "pgbus_native" }
+        Thread.pass until ours.stop?
+        $gate << :open
+        [loading, ours].each(&:join)
+        puts Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub
+      RUBY
+      expect([run.out, run.err]).to eq(["PgbusNative::OutboundPump\nPgbusNative::MasterHub\n", ""])
+    end
+
     it "replaces them again after a reload" do
       expect(ruby(<<~RUBY, RELOADING: "1")).to eq("true PgbusNative::OutboundPump false PgbusNative::OutboundPump true\n")
         require "pgbus_native"

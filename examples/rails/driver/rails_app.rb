@@ -33,16 +33,18 @@ class RailsApp
     raise Error, "bundle install --local: #{out.lines.last(3).join.strip}" unless status.success?
   end
 
-  # Runs code in the app, in a process of its own.
+  # Runs a command in the app's folder.
   #
   # @return [String] what it printed
-  def runner(code, **environment)
-    environment = environment.transform_keys(&:to_s)
-    out, err, status = Open3.capture3(@environment.merge(environment), "bin/rails", "runner", code, chdir: @folder)
-    raise Error, "rails runner failed: #{err.lines.first(3).join}" unless status.success?
+  def run(*command, input: "", **environment)
+    environment = @environment.merge(environment.transform_keys(&:to_s))
+    out, err, status = Open3.capture3(environment, *command, stdin_data: input, chdir: @folder)
+    raise Error, "#{command.first(2).join(" ")} failed: #{err.lines.first(3).join}" unless status.success?
 
     out
   end
+
+  def runner(code, **) = run("bin/rails", "runner", code, **)
 
   # A process in the app that answers to lines; the block of `code` reads $stdin.
   def pipe(code) = IO.popen([@environment, "bin/rails", "runner", code, { chdir: @folder, err: File::NULL }], "r+")

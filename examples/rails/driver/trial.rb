@@ -51,6 +51,8 @@ class Trial
     check("development (lazy, reloaded): native",
           @app.runner("#{names} a = names.call; Rails.application.reloader.reload!; puts [a, names.call].uniq",
                       RAILS_ENV: "development").chomp, native)
+    check("a console: native", @app.run("bin/rails", "console", input: "#{names} puts names.call\n")[native], native)
+    check("pgbus's command: runs", @app.run("bundle", "exec", "pgbus", "version")[/\Apgbus /], "pgbus ")
     check("PGBUS_NATIVE=0: pgbus's own", @app.runner("#{names} puts names.call", PGBUS_NATIVE: "0").chomp, own)
     migrate
   end
