@@ -18,7 +18,7 @@ module Pgbus
         attr_reader :listening_to, :dropped_wakes
 
         def initialize(pg_connection:, dispatch_queue:, health_check_ms:, connection_factory:, dispatch_queue_limit: 0,
-                       maintenance: nil, logger: Pgbus.logger, clock: nil) # rubocop:disable Lint/UnusedMethodArgument
+                       maintenance: nil, logger: Pgbus.logger, clock: nil)
           @connection = pg_connection
           @dispatch_queue = dispatch_queue
           @interval = health_check_ms / 1000.0
