@@ -16,7 +16,7 @@ module Demo
   class Cluster
     START_SECONDS = 60
     STOP_SECONDS = 15
-    NATIVE_THREAD = /\Apgbus-(hub|writer-\d+)$/
+    NATIVE_THREAD = /\Apgbus-(hub|writer-\d+)\z/
 
     attr_reader :master_pid, :port, :folder
 
@@ -81,17 +81,15 @@ module Demo
     def figures(name) = Figures.of(name, @folder)
 
     def worker_pids = figures("worker").map { |worker| worker[:pid] }.select { |pid| runs?(pid) }
+
     # @return [Hash{String => Integer}, nil] Rust threads by process; nil where the system does not tell their names
     def native_threads
       return unless File.directory?("/proc/#{@master_pid}/task")
 
       { "the master" => [@master_pid], "the workers" => worker_pids }.transform_values do |pids|
-        pids.sum { |pid| Dir["/proc/#{pid}/task/*/comm"].count { |path| File.read(path).match?(NATIVE_THREAD) } }
+        pids.sum { |pid| thread_names(pid).grep(NATIVE_THREAD).size }
       end
     end
-
-
-    private
 
     # Puma's own lines begin with a pid in brackets; what went wrong is said without.
     def last_words
@@ -99,8 +97,16 @@ module Demo
       (lines.grep_v(/\A\[\d+\]|\A\s/).last || lines.last || "it said nothing").strip
     end
 
+    private
+
     def log_path = "#{@folder}/log"
     def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+
+    def thread_names(pid)
+      Dir["/proc/#{pid}/task/*/comm"].map { |path| File.read(path).chomp }
+    rescue SystemCallError
+      retry # one ended meanwhile
+    end
 
     def refuse_taken_port
       TCPServer.open("127.0.0.1", @port, &:close)

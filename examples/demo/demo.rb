@@ -58,6 +58,7 @@ module Demo
                         hub: cluster.figures("hub").first, workers: cluster.figures("worker"), wanted_workers: @workers,
                         threads: cluster.native_threads)
       puts table
+      say "Puma's last words: #{cluster.last_words}" unless table.all_delivered?
       table.all_delivered?
     end
 

@@ -52,6 +52,8 @@ module Demo
 
     def sessions
       first, last = @sessions
+      return "none at the end, #{first.size} at the start" if last.empty?
+
       same = first == last ? "the same from start to end" : "backend #{first.join(", ")} at the start"
       "#{last.size} (backend #{last.join(", ")}, #{same})"
     end
