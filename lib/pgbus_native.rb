@@ -25,6 +25,8 @@ module PgbusNative
     # @yieldparam configuration [Configuration]
     # @return [Configuration]
     def configure
+      raise ArgumentError, "configure takes a block" unless block_given?
+
       yield @configuration
       @configuration
     end
@@ -47,7 +49,14 @@ module PgbusNative
 
     # @param name [Symbol] `:OutboundPump` or `:MasterHub`
     # @return [Boolean] whether pgbus's constant of that name is the native class now
-    def native?(name) = @installer.native?(name)
+    # @raise [ArgumentError] for any other name
+    def native?(name)
+      unless Installer::CLASSES.include?(name)
+        raise ArgumentError, "name must be #{Installer::CLASSES.map(&:inspect).join(" or ")}, got #{name.inspect}"
+      end
+
+      @installer.native?(name)
+    end
 
     # What is replaced, by which version, and why not where not. `puts PgbusNative.status` is for people.
     #

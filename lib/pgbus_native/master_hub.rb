@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "argument"
 require_relative "connection_options"
 require_relative "live"
 require_relative "notifications"
@@ -43,11 +44,16 @@ module PgbusNative
     # @param durable_queue_limit [Integer] see {DEFAULT_DURABLE_QUEUE_LIMIT}
     # @param hard_queue_limit [Integer] see {DEFAULT_HARD_QUEUE_LIMIT}
     # @param logger [Logger]
-    # @raise [ArgumentError] for an interval or a limit that is not positive
+    # @raise [ArgumentError] for an interval or a limit that is not positive, for a path that can't be one
+    # @raise [TypeError] for a config, a path, a factory or a logger that isn't one
     def initialize(config:, socket_path:, listener_factory: nil, status_interval: 1.0,
                    durable_queue_limit: DEFAULT_DURABLE_QUEUE_LIMIT, hard_queue_limit: DEFAULT_HARD_QUEUE_LIMIT,
                    logger: Pgbus.logger)
       positive!(status_interval:, durable_queue_limit:, hard_queue_limit:)
+      Argument.must_respond(:config, config, :streams_connection_options, :streams_listen_health_check_ms)
+      Argument.must_respond(:listener_factory, listener_factory, :call) if listener_factory
+      Argument.must_respond(:logger, logger, :debug, :info, :warn, :error)
+      Argument.path(:socket_path, socket_path)
       @config = config
       @socket_path = socket_path
       @listener_factory = listener_factory

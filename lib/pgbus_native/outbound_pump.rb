@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require_relative "argument"
 require_relative "connection_seam"
 require_relative "outbound_pump/frame"
 require_relative "outbound_pump/outcome"
@@ -20,15 +21,28 @@ module PgbusNative
     JOIN_SECONDS = 5
     private_constant :JOIN_SECONDS
 
+    # Writer threads of one pump; a machine has fewer cores.
+    MOST_THREADS = 1024
+    private_constant :MOST_THREADS
+
     # @param threads [Integer] native writer threads, and at most as many Ruby threads for the Ruby way
     # @param ack_queue [#<<] takes a `WriteAckMessage` for every job that was written
     # @param on_dead [#call] is called with each connection that the pump found dead, once
     # @param buffer_limit [Integer] frames that may wait for one connection; 0: any number
     # @param logger [Logger]
-    # @raise [ArgumentError] unless `threads` is positive
+    # @raise [ArgumentError] for a number out of range
+    # @raise [TypeError] for a number that is no Integer, and for a queue, a callback or a logger that isn't one
     def initialize(threads:, ack_queue:, on_dead:, buffer_limit: 0, logger: Pgbus.logger)
+      Argument.must_be_integer(:threads, threads)
       raise ArgumentError, "threads must be positive" unless threads.positive?
+      raise ArgumentError, "threads must be at most #{MOST_THREADS}, got #{threads}" if threads > MOST_THREADS
 
+      Argument.must_be_integer(:buffer_limit, buffer_limit)
+      raise ArgumentError, "buffer_limit must not be negative, got #{buffer_limit}" if buffer_limit.negative?
+
+      Argument.must_respond(:ack_queue, ack_queue, :<<)
+      Argument.must_respond(:on_dead, on_dead, :call)
+      Argument.must_respond(:logger, logger, :debug, :warn, :error)
       @count = threads
       @limit = buffer_limit
       @overflow = PgbusNative.configuration.pump_overflow
@@ -82,6 +96,7 @@ module PgbusNative
     # @param deadline_ms [Numeric] how long the write of one frame may take
     # @return [void]
     # @raise [ArgumentError] for a negative msg_id or a deadline that is no number; nothing was queued then
+    # @raise [TypeError] for a connection or envelopes that aren't any; nothing was queued then
     # @raise [RangeError] for a msg_id of more than 64 bits; nothing was queued then
     def post(connection, envelopes, batch_max, deadline_ms:)
       taken = if @ruby_way_used && @ruby_way.busy?(connection)
@@ -91,7 +106,7 @@ module PgbusNative
               end
       return if taken
 
-      refuse_ephemeral(envelopes)
+      check(connection, envelopes)
       @ruby_way_used = true
       @ruby_way.post(connection, envelopes, batch_max, deadline_ms, held: taken.nil?)
       # The last native job may have been done since.
@@ -139,6 +154,14 @@ module PgbusNative
     # How many of these threads did not end in time. One of them may be the caller, in `on_dead`.
     def unjoined(threads)
       threads.count { |thread| !thread.equal?(Thread.current) && !thread.join(JOIN_SECONDS) }
+    end
+
+    # What the writers check in what they take.
+    def check(connection, envelopes)
+      Argument.must_respond(:connection, connection, :id, :enqueue)
+      Argument.must_respond(:envelopes, envelopes, :to_a, :find)
+      envelopes.each { |envelope| Argument.must_respond("each of envelopes", envelope, :msg_id) }
+      refuse_ephemeral(envelopes)
     end
 
     def refuse_ephemeral(envelopes)

@@ -19,6 +19,7 @@ module PgbusNative
     PUMP = [
       [:posted, :counter, "Frames posted."],
       [:written, :counter, "Frames written whole."],
+      [:writes, :counter, "System calls that wrote."],
       [:bytes, :counter, "Bytes written."],
       [:dropped, :counter, "Jobs dropped because of buffer_limit."],
       [:dead, :counter, "Connections found dead."],
@@ -38,6 +39,7 @@ module PgbusNative
       session(hubs)
       table("hub", HUB, hubs)
       table("pump", PUMP, pumps)
+      frames(pumps)
       @lines.join
     end
 
@@ -55,6 +57,13 @@ module PgbusNative
              hubs.map { |labels, stats| [labels.merge(session: stats[:session]), stats[:connected_since] ? 1 : 0] })
       metric("hub_session_connected_timestamp_seconds", :gauge, "Since when the LISTEN session is up.",
              hubs.filter_map { |labels, stats| [labels, stats[:connected_since].to_f] if stats[:connected_since] })
+    end
+
+    def frames(pumps)
+      metric("pump_frames_total", :counter, "Frames written whole, by the way they went.",
+             pumps.flat_map do |labels, stats|
+               %i[native ruby].map { |path| [labels.merge(path:), stats.fetch(:"#{path}_frames")] }
+             end)
     end
 
     def metric(name, type, help, samples)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use magnus::{function, method, prelude::*, Error, RModule, Ruby, Value};
+use magnus::{function, method, prelude::*, Error, Integer, RModule, Ruby, Value};
 use pgbus_native_engine::pump;
 
 /// Plain atomics: the same object serves a forked child as well.
@@ -24,16 +24,14 @@ impl Cursor {
     }
 }
 
-/// An Integer of 64 bits.
+/// An Integer of 64 bits; nothing else is turned into one.
 pub fn msg_id_of(ruby: &Ruby, value: Value) -> Result<i64, Error> {
-    i64::try_convert(value).map_err(|_| {
-        let class = if value.is_kind_of(ruby.class_integer()) {
-            ruby.exception_range_error()
-        } else {
-            ruby.exception_type_error()
-        };
-        Error::new(class, format!("a msg_id must be an Integer of at most 64 bits, got {}", value.inspect()))
-    })
+    let class = match Integer::from_value(value).map(|number| number.to_i64()) {
+        Some(Ok(number)) => return Ok(number),
+        Some(Err(_)) => ruby.exception_range_error(),
+        None => ruby.exception_type_error(),
+    };
+    Err(Error::new(class, format!("a msg_id must be an Integer of at most 64 bits, got {}", value.inspect())))
 }
 
 pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {

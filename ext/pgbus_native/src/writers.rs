@@ -325,6 +325,10 @@ fn frames_of(ruby: &Ruby, envelopes: RArray, encoder: Value) -> Result<Vec<Arc<F
 
 /// Makes the bytes of an envelope, with pgbus's own method.
 fn make_frame(ruby: &Ruby, envelope: Value, encoder: Value) -> Result<Arc<Frame>, Error> {
+    if !envelope.respond_to(*MSG_ID, false)? {
+        let class = ruby.exception_type_error();
+        return Err(Error::new(class, format!("each of envelopes must respond to msg_id, got {}", envelope.inspect())));
+    }
     let msg_id: Value = envelope.funcall(*MSG_ID, ())?;
     let negative = match i64::try_convert(msg_id) {
         Ok(number) => number < 0,
