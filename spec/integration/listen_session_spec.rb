@@ -19,7 +19,7 @@ RSpec.describe "The hub's LISTEN session" do
     @tls = PrivatePostgres.new(settings: { ssl: "on", ssl_cert_file: "#{@certificates}/right.crt",
                                            ssl_key_file: "#{@certificates}/right.key" },
                                hba: ["hostssl all app 127.0.0.1/32 scram-sha-256", "hostnossl all app 127.0.0.1/32 reject"])
-    @tls.start.sql("CREATE ROLE app LOGIN PASSWORD '#{secret}'")
+    @tls.start.sql("CREATE ROLE app SUPERUSER LOGIN PASSWORD '#{secret}'")
   end
 
   after(:context) do
@@ -80,10 +80,10 @@ RSpec.describe "The hub's LISTEN session" do
     File.write("#{folder}/passwords", "127.0.0.1:*:pgbus:app:#{secret}\n", perm: 0o600)
     ENV.update("PGSERVICEFILE" => "#{folder}/services", "PGPASSFILE" => "#{folder}/passwords")
     config.database_url = nil
-    config.connection_params = { service: "streams", variables: { "application_name" => "by variable" } }
+    config.connection_params = { service: "streams", variables: { "log_statement" => "all" } }
     hub.start
     expect_a_wake
-    expect(postgres.sql("SELECT usename FROM pg_stat_activity WHERE application_name = 'by variable'")).to eq("app")
+    eventually("the logged statement") { postgres.log.include?('statement: LISTEN "pgmq.q_chat.INSERT"') }
     expect_no_secret
   end
 
