@@ -254,6 +254,28 @@ RSpec.describe PgbusNative::OutboundPump do
     end
   end
 
+  describe "ActiveSupport::Notifications" do
+    it "hears of deaths and overflows" do
+      begin
+        require "active_support"
+        require "active_support/notifications"
+      rescue LoadError
+        skip "activesupport isn't installed"
+      end
+      events = Queue.new
+      subscriber = ActiveSupport::Notifications.subscribe(/pgbus_native\z/) { |name, *, payload| events << [name, payload] }
+      allow(self).to receive(:buffer_limit).and_return(1)
+      b = browser
+      2.times { |i| post(b, envelope(i + 1)) }
+      b.socket.close
+      pump.start
+      expect(pop(events)).to eq(["overflow.pgbus_native", { pump:, connection: b.connection, dropped: 1, policy: :drop_oldest }])
+      expect(pop(events)).to eq(["dead.pgbus_native", { pump:, connection: b.connection }])
+    ensure
+      ActiveSupport::Notifications.unsubscribe(subscriber) if subscriber
+    end
+  end
+
   describe "#stats" do
     it "counts what happened" do
       pump.start

@@ -2,6 +2,8 @@
 
 require_relative "argument"
 require_relative "connection_seam"
+require_relative "live"
+require_relative "notifications"
 require_relative "outbound_pump/frame"
 require_relative "outbound_pump/outcome"
 require_relative "outbound_pump/ruby_way"
@@ -46,7 +48,7 @@ module PgbusNative
       @count = threads
       @limit = buffer_limit
       @overflow = PgbusNative.configuration.pump_overflow
-      @outcome = Outcome.new(ack_queue, on_dead, logger)
+      @outcome = Outcome.new(self, ack_queue, on_dead, logger)
       build
     end
 
@@ -63,6 +65,7 @@ module PgbusNative
       @reporter = Thread.new { report } if @writers.start || !@reporter&.alive?
       @ruby_way.start
       @started = true
+      Live.add(:pump, self)
       self
     end
 
@@ -181,6 +184,7 @@ module PgbusNative
     def tell(kind, connection, value)
       case kind
       when :ack then @outcome.ack(connection, value)
+      when :overflow then @outcome.overflow(connection, value, @overflow)
       when :dead then @outcome.dead(connection)
       when :idle then @ruby_way.release(connection)
       else @outcome.log(kind, value)

@@ -43,10 +43,7 @@ impl Outlet {
         lock: Obj<Lock>,
         cursor: &Cursor,
     ) -> Result<Self, Error> {
-        let id: String = connection
-            .funcall::<_, _, magnus::RString>("id", ())
-            .and_then(|id| id.to_string())
-            .or_else(|_| connection.funcall::<_, _, Value>("id", ()).map(|id| id.to_string()))?;
+        let id = connection.funcall::<_, _, Value>("id", ())?.to_string();
         let outlet =
             pump::Outlet::new(id, order.of_this_process(ruby), lock.of_this_process(ruby), Arc::clone(&cursor.0));
         Ok(Self {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use magnus::rb_sys::{protect, AsRawId, AsRawValue, FromRawValue};
 use magnus::value::{IntoId, LazyId};
 use magnus::{
-    function, method, prelude::*, Error, ExceptionClass, RArray, RHash, RModule, RString, Ruby, Symbol, TryConvert,
-    Value,
+    function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RHash, RModule, RString, Ruby, Symbol,
+    TryConvert, Value,
 };
 use pgbus_native_engine::log::Level;
 use pgbus_native_engine::pump::{Frame, Job, Posted, Pump, Report};
@@ -181,11 +181,7 @@ impl Writers {
             return Ok(Way::Native);
         }
         match pump.post(outlet, place.index, Job::new(frames, accepted_when_empty, deadline)) {
-            Posted::Overflowed | Posted::Waits { dropped: 0 } => Ok(Way::Native),
-            Posted::Waits { dropped } => {
-                owners::release(place.index, dropped);
-                Ok(Way::Native)
-            }
+            Posted::Taken => Ok(Way::Native),
             Posted::Dead => {
                 owners::release(place.index, 1);
                 Ok(Way::Native)
@@ -204,8 +200,8 @@ impl Writers {
     }
 
     /// Sleeps without the GVL until there is something to report, then yields what there is: `:ack, connection,
-    /// accepted_max`, `:dead, connection, nil`, `:idle, connection, nil` or `level, nil, text`. False: nothing will
-    /// come any more.
+    /// accepted_max`, `:overflow, connection, dropped_jobs`, `:dead, connection, nil`, `:idle, connection, nil` or
+    /// `level, nil, text`. False: nothing will come any more.
     fn report(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
         let Some(pump) = rb_self.pump.get() else { return Ok(false) };
         let receiver = pump.reports();
@@ -263,6 +259,8 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
     let (owner, jobs) = match &report {
         Report::Ack { owner, .. } => (*owner, 1),
         Report::Dead { owner, jobs } | Report::Gone { owner, jobs } => (*owner, *jobs),
+        // That releases nothing, but says whose it is.
+        Report::Overflow { owner, .. } => (*owner, 0),
         Report::Log(line) => {
             let level = match line.level {
                 Level::Debug => "debug",
@@ -275,16 +273,20 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
     };
     let Some(released) = owners::release(owner, jobs) else { return Ok(()) };
     let connection = ruby.get_inner(released.connection);
-    if let Report::Ack { accepted_max, .. } = report {
-        ruby.yield_values::<_, Value>((ruby.to_symbol("ack"), connection, accepted_max))?;
-    }
-    if let Report::Dead { .. } = report {
-        ruby.yield_values::<_, Value>((ruby.to_symbol("dead"), connection, ()))?;
+    match report {
+        Report::Ack { accepted_max, .. } => tell(ruby, "ack", connection, accepted_max)?,
+        Report::Overflow { dropped, .. } => tell(ruby, "overflow", connection, dropped)?,
+        Report::Dead { .. } => tell(ruby, "dead", connection, ())?,
+        Report::Gone { .. } | Report::Log(_) => {}
     }
     if released.idle && released.awaited {
-        ruby.yield_values::<_, Value>((ruby.to_symbol("idle"), connection, ()))?;
+        tell(ruby, "idle", connection, ())?;
     }
     Ok(())
+}
+
+fn tell(ruby: &Ruby, what: &'static str, connection: Value, detail: impl IntoValue) -> Result<(), Error> {
+    ruby.yield_values::<_, Value>((ruby.to_symbol(what), connection, detail.into_value_with(ruby))).map(drop)
 }
 
 /// The outlet that the seam gave to this connection, if it has one.

@@ -41,6 +41,7 @@ module PgbusNative
         def post(job, held:)
           connection = job.connection
           drops = 0
+          refused = false
           @mutex.synchronize do
             @counts[:posted] += job.envelopes.size
             backlog = @backlogs[connection]
@@ -48,10 +49,11 @@ module PgbusNative
               backlog = @backlogs[connection] = Backlog.new(@limit, @overflow)
               held ? @held[connection] = true : @ready << connection
             end
-            drops = make_room(backlog, job)
+            drops, refused = add(backlog, job)
             need_thread if @running
           end
-          connection.mark_dead! if drops.nil?
+          connection.mark_dead! if refused
+          @outcome.overflow(connection, drops, @overflow) if drops.positive?
         end
 
         def busy?(connection) = @mutex.synchronize { @backlogs.key?(connection) }
@@ -70,17 +72,16 @@ module PgbusNative
           @thread = Thread.new { run } unless @thread&.alive?
         end
 
-        # Returns nil if the connection is to end.
-        def make_room(backlog, job)
+        # @return [Array<(Integer, Boolean)>] jobs dropped, and whether the connection is to end
+        def add(backlog, job)
           dropped = backlog.push(job, job.envelopes.size)
-          if dropped
-            dropped.each { count_drop(job) }
-          else
-            (backlog.size + 1).times { count_drop(job) }
+          drops = dropped ? dropped.size : backlog.size + 1
+          unless dropped
             backlog.shift until backlog.size.zero?
             @overflowed[job.connection] = true
-            nil
           end
+          drops.times { count_drop(job) }
+          [drops, dropped.nil?]
         end
 
         def count_drop(job)

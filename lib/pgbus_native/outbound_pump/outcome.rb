@@ -6,7 +6,8 @@ module PgbusNative
     class Outcome
       PREFIX = "[Pgbus::Streamer::OutboundPump]"
 
-      def initialize(ack_queue, on_dead, logger)
+      def initialize(pump, ack_queue, on_dead, logger)
+        @pump = pump
         @ack_queue = ack_queue
         @on_dead = on_dead
         @logger = logger
@@ -25,6 +26,13 @@ module PgbusNative
         @on_dead.call(connection)
       rescue StandardError => e
         log(:debug, "on_dead failed: #{e.class}: #{e.message}")
+      ensure
+        Notifications.publish(:dead, logger: @logger, pump: @pump, connection:)
+      end
+
+      # More frames waited for the connection than may; so many jobs were dropped.
+      def overflow(connection, dropped, policy)
+        Notifications.publish(:overflow, logger: @logger, pump: @pump, connection:, dropped:, policy:)
       end
 
       def log(level, text)

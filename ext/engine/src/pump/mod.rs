@@ -31,7 +31,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What became of a job or of a connection. `owner` is what the caller of [`Pump::post`] named it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
     /// One job is done: everything up to `accepted_max` is in the socket.
     Ack {
@@ -54,6 +54,14 @@ pub enum Report {
         /// How many.
         jobs: usize,
     },
+    /// More frames waited for a connection than may; so many jobs were dropped for that. What becomes of them is told
+    /// by a [`Report::Gone`] or a [`Report::Dead`].
+    Overflow {
+        /// Whose.
+        owner: u32,
+        /// How many.
+        dropped: usize,
+    },
     /// Something for the log.
     Log(Line),
 }
@@ -61,13 +69,8 @@ pub enum Report {
 /// What [`Pump::post`] did with a job.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It waits for its turn; so many older jobs of the connection were dropped for it.
-    Waits {
-        /// Jobs that no report will be sent for.
-        dropped: usize,
-    },
-    /// The connection ended just now, of overflow; a [`Report::Dead`] that counts this job too is on its way.
-    Overflowed,
+    /// A report will say what became of it.
+    Taken,
     /// The connection is dead; the job is discarded.
     Dead,
     /// Another pump has work for this outlet; the job is discarded.
@@ -151,9 +154,11 @@ impl Shared {
         let _ = self.reports.send(vec![Report::Log(Line::new(level, text))]);
     }
 
-    /// Counts dropped jobs, and tells it when the count reaches a power of two, so that a flood of them can't flood the
+    /// Counts dropped jobs, and logs it when the count reaches a power of two, so that a flood of them can't flood the
     /// log.
-    fn count_drops(&self, jobs: usize, id: &str) {
+    fn report_overflow(&self, outlet: &Outlet, owner: u32, jobs: usize) {
+        let _ = self.reports.send(vec![Report::Overflow { owner, dropped: jobs }]);
+        let id = outlet.id();
         let after = self.stats.dropped.add(jobs);
         let powers = (after - jobs as u64 + 1..=after).filter(|count| count.is_power_of_two());
         for count in powers {
@@ -276,19 +281,19 @@ impl Pump {
                 drop(inner);
                 if !dropped.is_empty() {
                     shared.stats.waiting.sub(dropped.iter().map(Weight::frames).sum());
-                    shared.count_drops(dropped.len(), outlet.id());
+                    shared.report_overflow(outlet, owner, dropped.len());
+                    let _ = shared.reports.send(vec![Report::Gone { owner, jobs: dropped.len() }]);
                 }
-                Posted::Waits { dropped: dropped.len() }
             }
             Pushed::Refused(job) => {
                 shared.stats.waiting.sub(job.frames());
                 let jobs = outlet.end_locked(&mut inner).unwrap_or(0) + 1;
                 drop(inner);
-                shared.count_drops(jobs, outlet.id());
+                shared.report_overflow(outlet, owner, jobs);
                 self.report_dead(owner, jobs);
-                Posted::Overflowed
             }
         }
+        Posted::Taken
     }
 
     /// Ends a connection that the caller found dead, with a [`Report::Dead`] that counts `extra` jobs more than those

@@ -232,26 +232,25 @@ fn a_writer_waits_for_the_lock_without_delaying_others() {
 #[test]
 fn overflow_drops_the_oldest_and_says_so_at_powers_of_two() {
     let (pump, client) = (Pump::new(1, Limit { frames: 2, overflow: Overflow::DropOldest }), Client::new("a"));
-    let dropped: usize = (1..=7)
-        .map(|id| match pump.post(&client.outlet, 1, job([id])) {
-            Posted::Waits { dropped } => dropped,
-            other => panic!("{other:?}"),
-        })
-        .sum();
-    assert_eq!(dropped, 5);
+    for id in 1..=7 {
+        assert_eq!(pump.post(&client.outlet, 1, job([id])), Posted::Taken);
+    }
     assert_eq!(pump.stats().waiting.get(), 2);
-    let lines: Vec<_> = pump.reports().try_iter().flatten().collect();
+    let (lines, others): (Vec<_>, Vec<_>) =
+        pump.reports().try_iter().flatten().partition(|report| matches!(report, Report::Log(_)));
     assert_eq!(lines.len(), 3, "at 1, 2 and 4: {lines:?}");
+    let each = [Report::Overflow { owner: 1, dropped: 1 }, Report::Gone { owner: 1, jobs: 1 }];
+    assert_eq!(others, vec![each; 5].concat());
 }
 
 #[test]
 fn overflow_can_end_the_connection_instead() {
     let (pump, mut client) = (Pump::new(1, Limit { frames: 1, overflow: Overflow::Disconnect }), Client::new("a"));
-    assert_eq!(pump.post(&client.outlet, 4, job([1])), Posted::Waits { dropped: 0 });
-    assert_eq!(pump.post(&client.outlet, 4, job([2])), Posted::Overflowed);
+    assert_eq!(pump.post(&client.outlet, 4, job([1])), Posted::Taken);
+    assert_eq!(pump.post(&client.outlet, 4, job([2])), Posted::Taken);
     assert!(client.read_to_eof().is_empty());
     let reports: Vec<_> = pump.reports().try_iter().flatten().filter(|r| !matches!(r, Report::Log(_))).collect();
-    assert_eq!(reports, [Report::Dead { owner: 4, jobs: 2 }]);
+    assert_eq!(reports, [Report::Overflow { owner: 4, dropped: 2 }, Report::Dead { owner: 4, jobs: 2 }]);
     pump.start().unwrap();
     assert!(stop(&pump), "the outlet that ended is forgotten");
 }
@@ -288,7 +287,7 @@ fn another_pump_keeps_off_while_this_one_is_at_work() {
     one.start().unwrap();
     assert_eq!(client.read_exactly(2), "1;");
     assert!(stop(&one));
-    assert_eq!(two.post(&client.outlet, 1, job([2])), Posted::Waits { dropped: 0 });
+    assert_eq!(two.post(&client.outlet, 1, job([2])), Posted::Taken);
     assert_eq!(client.read_exactly(2), "2;");
     assert_eq!((one.stats().connections.get(), two.stats().connections.get()), (0, 1));
 }
