@@ -119,20 +119,3 @@ fn a_name_that_only_the_c_library_may_know_is_left_to_libpq() {
         other => panic!("{other:?}"),
     }
 }
-
-#[test]
-fn keepalives_are_as_asked_for() {
-    let postgres = Postgres::shared();
-    let port = postgres.port.to_string();
-    let more = [
-        ("host", "127.0.0.1"),
-        ("port", &*port),
-        ("keepalives", "1"),
-        ("keepalives_idle", "7"),
-        ("keepalives_interval", "3"),
-        ("keepalives_count", "2"),
-        ("tcp_user_timeout", "9000"),
-    ];
-    assert_eq!(try_connect(&to(&more)), Ok(()));
-    assert_eq!(try_connect(&to(&[("host", "127.0.0.1"), ("port", &port), ("keepalives", "0")])), Ok(()));
-}

@@ -125,20 +125,12 @@ pub(super) enum ChannelBinding {
 }
 
 /// Keywords that mean nothing to a LISTEN session over the ways of authentication that it knows.
-const WITHOUT_MEANING: [&str; 8] = [
-    "service",
-    "servicefile",
-    "sslcompression",
-    "krbsrvname",
-    "gsslib",
-    "gssdelegation",
-    "min_protocol_version",
-    "max_protocol_version",
-];
+const WITHOUT_MEANING: [&str; 7] =
+    ["service", "servicefile", "sslcompression", "krbsrvname", "gsslib", "gssdelegation", "max_protocol_version"];
 
 /// Keywords that would change what is sent, checked or believed, in a way that only libpq knows. Value: what is as
 /// good as not given.
-const LIBPQ_ONLY: [(&str, &[&str]); 13] = [
+const LIBPQ_ONLY: [(&str, &[&str]); 14] = [
     ("sslcrl", &[]),
     ("sslcrldir", &[]),
     ("sslkeylogfile", &[]),
@@ -148,6 +140,7 @@ const LIBPQ_ONLY: [(&str, &[&str]); 13] = [
     ("gssencmode", &["disable", "prefer"]),
     ("sslnegotiation", &["postgres"]),
     ("load_balance_hosts", &["disable"]),
+    ("min_protocol_version", &["3.0"]),
     ("scram_client_key", &[]),
     ("scram_server_key", &[]),
     ("oauth_issuer", &[]),

@@ -138,3 +138,46 @@ impl AsyncWrite for Socket {
         Poll::Ready(stream)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use socket2::SockRef;
+
+    use super::*;
+
+    /// What the system says of a socket that was opened with these options.
+    fn opened<T>(keywords: &[(&str, &str)], ask: impl FnOnce(SockRef<'_>) -> T) -> T {
+        let keywords = keywords.iter().chain(&[("user", "a")]).map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+        let options = Options::parse(keywords, Vec::new()).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            match Socket::tcp(listener.local_addr().unwrap(), &options).await.unwrap() {
+                Socket::Tcp(stream) => ask(SockRef::from(&*stream)),
+                Socket::Unix(_) => unreachable!(),
+            }
+        })
+    }
+
+    #[test]
+    fn keepalives_are_as_asked_for() {
+        let wanted = [("keepalives_idle", "7"), ("keepalives_interval", "3"), ("keepalives_count", "2")];
+        opened(&wanted, |socket| {
+            assert!(socket.keepalive().unwrap() && socket.tcp_nodelay().unwrap());
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(7));
+            assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(3));
+            assert_eq!(socket.tcp_keepalive_retries().unwrap(), 2);
+        });
+        assert!(opened(&[], |socket| socket.keepalive().unwrap()));
+        assert!(!opened(&[("keepalives", "0")], |socket| socket.keepalive().unwrap()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_timeout_of_unacknowledged_data_is_as_asked_for() {
+        let timeout = opened(&[("tcp_user_timeout", "9000")], |socket| socket.tcp_user_timeout().unwrap());
+        assert_eq!(timeout, Some(Duration::from_secs(9)));
+    }
+}
