@@ -47,6 +47,8 @@ class PumpBench
   # Posts `frames` to each of 500 connections, `rate` times a second or flat out, while `busy` Ruby threads compute.
   def run(frames:, size: 1000, rate: nil, threads: 2, busy: 0, stalled: 0, small_buffers: false)
     in_child do
+      # pgbus's own pump runs on pgbus's own connections.
+      PgbusNative::ConnectionSeam.uninstall unless @pump_class.equal?(PgbusNative::OutboundPump)
       with_clients(frames, stalled, small_buffers) do |connections, drain|
         pump = start(threads)
         work = BusyThreads.new(busy)
@@ -96,7 +98,7 @@ class PumpBench
       connections = Array.new(1000) { |i| connection("c#{i}", (@kept ||= []).push(UNIXSocket.pair).last.first) }
       pump = start(1)
       before = memory
-      pump.then { post_all(_1, connections, 1, 1_000_000, nil) }
+      post_all(pump, connections, 1, 1_000_000, nil)
       sleep 0.001 while pump.stats[:writes] < 1000
       (memory - before) / 1e6
     end
