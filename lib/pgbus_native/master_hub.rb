@@ -49,7 +49,8 @@ module PgbusNative
     def initialize(config:, socket_path:, listener_factory: nil, status_interval: 1.0,
                    durable_queue_limit: DEFAULT_DURABLE_QUEUE_LIMIT, hard_queue_limit: DEFAULT_HARD_QUEUE_LIMIT,
                    logger: Pgbus.logger)
-      positive!(status_interval:, durable_queue_limit:, hard_queue_limit:)
+      positive!(Numeric, status_interval:)
+      positive!(Integer, durable_queue_limit:, hard_queue_limit:)
       Argument.must_respond(:config, config, :streams_connection_options, :streams_listen_health_check_ms)
       Argument.must_respond(:listener_factory, listener_factory, :call) if listener_factory
       Argument.must_respond(:logger, logger, :debug, :info, :warn, :error)
@@ -108,11 +109,11 @@ module PgbusNative
 
     private
 
-    def positive!(**numbers)
+    def positive!(kind, **numbers)
       numbers.each do |name, number|
-        next if number.is_a?(Numeric) && number.positive?
+        next if number.is_a?(kind) && number.positive?
 
-        raise ArgumentError, "#{name} must be a positive number, got #{number.inspect}"
+        raise ArgumentError, "#{name} must be a positive #{kind}, got #{number.inspect}"
       end
     end
 
@@ -165,10 +166,10 @@ module PgbusNative
       if @engine && !@engine.wait_ended(STOP_SECONDS)
         log(:error, "the hub's thread did not end within #{STOP_SECONDS} s, please report it")
       end
+      @reporter&.join(STOP_SECONDS) # it has taken all that the engine had to say
+      @reporter = nil
       @session&.stop
       @session = nil
-      @reporter&.join(STOP_SECONDS) unless @reporter == Thread.current
-      @reporter = nil
       self
     end
 

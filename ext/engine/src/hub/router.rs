@@ -216,11 +216,11 @@ impl Router {
         }
     }
 
-    /// Queues a frame that is never dropped and has no claim on patience.
+    /// Queues an ack or a status. Whether a worker reads shows in wakes; these evict only one that is stuck for good.
     fn send(&self, worker: &Rc<Worker>, frame: bytes::Bytes) {
         if worker.push(frame, &self.stats) {
             self.flush_worker(worker);
-            if worker.overfull() {
+            if worker.overfull() && worker.is_stuck() {
                 return self.evict(worker);
             }
         }
@@ -293,7 +293,7 @@ impl Router {
             if worker.overfull() {
                 self.flush();
                 worker.look.notify_one();
-                if !worker.make_room().await {
+                if !worker.make_room(&self.stats).await {
                     self.evict(&worker);
                 }
             }

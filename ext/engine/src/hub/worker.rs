@@ -104,6 +104,11 @@ impl Worker {
         self.outbox.borrow().len()
     }
 
+    /// Whether it has read nothing for longer than the hub waits for a worker.
+    pub fn is_stuck(&self) -> bool {
+        self.patience.last_progress.get().elapsed() > self.patience.window
+    }
+
     /// Whether something waits that the socket did not take.
     pub fn is_waiting(&self) -> bool {
         !self.outbox.borrow().is_empty()
@@ -120,6 +125,19 @@ impl Worker {
     /// # Errors
     /// The connection is gone.
     pub fn flush(&self, stats: &Stats) -> io::Result<()> {
+        self.flush_by(stats, |slices| self.stream.try_write_vectored(slices))
+    }
+
+    /// Writes what the socket takes even before it says that it is writable, which it does only when three quarters of
+    /// its buffer are read.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn probe(&self, stats: &Stats) -> io::Result<()> {
+        self.flush_by(stats, |slices| Ok(rustix::io::writev(&*self.stream, slices)?))
+    }
+
+    fn flush_by(&self, stats: &Stats, write: impl Fn(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         let mut progress = false;
         let result = loop {
             if !self.is_open() {
@@ -132,7 +150,7 @@ impl Worker {
                 if count == 0 {
                     break Ok(());
                 }
-                self.stream.try_write_vectored(&slices[..count])
+                write(&slices[..count])
             };
             match written {
                 Ok(bytes) => {
@@ -153,11 +171,15 @@ impl Worker {
     }
 
     /// Waits until it is not overfull any more, while it reads on and as long as the hub has patience with it. Gives
-    /// whether it has room now.
-    pub async fn make_room(&self) -> bool {
+    /// whether it may stay.
+    pub async fn make_room(&self, stats: &Stats) -> bool {
         while self.is_open() && self.overfull() {
-            if !self.patience.wait().await {
-                return !self.is_open() || !self.overfull();
+            let more = self.patience.wait().await;
+            if self.probe(stats).is_err() {
+                return true; // it is gone, which its task finds out too
+            }
+            if !more {
+                return !self.overfull();
             }
         }
         true
@@ -168,9 +190,9 @@ impl Worker {
 ///
 /// A worker that reads, only slower than PostgreSQL sends in a burst, must not be evicted; a wedged one must not hold
 /// up the others. So the hub waits for a worker while it goes on reading: each time at most as long as a slow reader
-/// (5,000 frames a second) needs for a full outbox, 205 ms by default; and in all at most five times that, an allowance
-/// that grows again by a tenth of the time that passes. A worker that had been wedged before the burst is not waited
-/// for at all.
+/// (2,000 frames a second) needs for a full outbox, half a second by default, which is also how long a Ruby thread may
+/// wait for its turn among five busy ones; and in all at most five times that, an allowance that grows again by a tenth
+/// of the time that passes. A worker that had been wedged before the burst is not waited for at all.
 struct Patience {
     progressed: Notify,
     window: Duration,
@@ -179,9 +201,11 @@ struct Patience {
     counted_at: Cell<Instant>,
 }
 
-const PER_FRAME: Duration = Duration::from_micros(200);
+const PER_FRAME: Duration = Duration::from_micros(500);
 const ALLOWANCE_WINDOWS: u32 = 5;
 const REGAIN: u32 = 10;
+/// How often a worker that is waited for is tried.
+const PROBE: Duration = Duration::from_millis(5);
 
 impl Patience {
     fn new(hard_limit: usize) -> Self {
@@ -201,15 +225,15 @@ impl Patience {
         self.progressed.notify_one();
     }
 
-    /// Waits for the next progress. False: it did not come in time.
+    /// Waits for progress, or a little. False: there was none in time.
     async fn wait(&self) -> bool {
         let begun = Instant::now();
         let regained = begun.duration_since(self.counted_at.get()) / REGAIN;
         self.counted_at.set(begun);
         let left = (self.left.get() + regained).min(self.window * ALLOWANCE_WINDOWS);
         let until = (self.last_progress.get() + self.window).min(begun + left);
-        let progressed = tokio::time::timeout_at(until.into(), self.progressed.notified()).await.is_ok();
+        let _ = tokio::time::timeout_at(until.min(begun + PROBE).into(), self.progressed.notified()).await;
         self.left.set(left.saturating_sub(begun.elapsed()));
-        progressed
+        Instant::now() < until
     }
 }
