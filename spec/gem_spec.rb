@@ -84,6 +84,43 @@ RSpec.describe "the gem" do
       expect(output).to eq([File.realpath("#{@home}/gems/#{gem_name}/lib/pgbus_native/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}")].inspect)
     end
 
+    it "runs a hub and a pump" do
+      ran, output = run(@env, RbConfig.ruby, "-w", "-I", "#{root}/support", "-", @folder, chdir: @folder, stdin_data: <<~'RUBY')
+        require "standin"
+        require "pgbus_native"
+        Streamer = Pgbus::Web::Streamer
+        PgbusNative::ConnectionSeam.install(Streamer::Connection)
+        Envelope = Data.define(:msg_id, :payload)
+        # Every queue changes the moment that somebody listens to it.
+        Listener = Struct.new(:wakes) do
+          def ensure_listening(queue) = wakes << Streamer::Listener::WakeMessage.new(queue_name: queue)
+          def remove_listening(_queue) = nil
+          def stop = nil
+          def alive? = true
+          def connected? = true
+        end
+
+        hub = PgbusNative::MasterHub.new(config: Pgbus.configuration, socket_path: "#{ARGV.first}/hub.sock",
+                                         listener_factory: ->(dispatch_queue:) { Listener.new(dispatch_queue) }).start
+        worker = Streamer::HubClient.new(socket_path: hub.socket_path, dispatch_queue: wakes = Queue.new).connect
+        worker.ensure_listening("q")
+        puts "hub: #{wakes.pop(timeout: 20)&.queue_name}"
+        worker.stop
+        hub.stop
+
+        pump = PgbusNative::OutboundPump.new(threads: 1, ack_queue: acks = Queue.new, on_dead: ->(_) {}).start
+        ours, browser = UNIXSocket.pair
+        connection = Streamer::Connection.new(id: "c", stream_name: "q", io: ours, since_id: 0, writer: Streamer::IoWriter,
+                                              write_deadline_ms: 5_000)
+        pump.post(connection, [Envelope.new(7, "x")], 7, deadline_ms: 5_000)
+        puts "pump: #{browser.gets}#{acks.pop(timeout: 20)&.accepted_max}, native: #{pump.stats[:native_frames]}"
+        pump.stop
+      RUBY
+
+      expect(ran).to be(true), output
+      expect(output).to eq("hub: q\npump: id: 7\n7, native: 1\n")
+    end
+
     it "takes the extension that was compiled for the Ruby that runs, where there is one" do
       library = "#{@home}/gems/#{gem_name}/lib/pgbus_native"
       precompiled = "#{library}/#{RUBY_VERSION[/\A\d+\.\d+/]}/pgbus_native.#{RbConfig::CONFIG["DLEXT"]}"
