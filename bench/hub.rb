@@ -212,7 +212,7 @@ PrivatePostgres.run do |postgres|
   # The Ruby hub takes 250 ms a sub; 500 of them are reckoned from fewer.
   ours = native.storm(subs: 500)
   theirs = ruby&.storm(subs: 20)
-  report.line("500 browsers reconnect, half to new streams: seconds", ours[:seconds], theirs && (theirs[:seconds] * 25),
+  report.line("500 subs in turn, half new streams (own: of 20): seconds", ours[:seconds], theirs && (theirs[:seconds] * 25),
               "%.3f", "< 1")
   report.line("  one sub to its ack, p50: ms", ours[:p50], theirs && theirs[:p50], "%.3f", "< 3")
 
