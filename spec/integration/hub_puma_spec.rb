@@ -92,10 +92,11 @@ RSpec.describe "The hub in a Puma cluster" do
     end
   end
 
-  it "lets its workers see EOF when the master is killed (SIGKILL)" do
+  # Puma's workers end with their master, some before they can note the EOF; hub_fork_spec proves it for those that stay.
+  it "leaves neither worker nor session when the master is killed (SIGKILL)" do
     before = live_workers
     Process.kill(:KILL, @master)
-    eventually("EOF") { before.all? { |pid| heard(pid).include?("EOF") } }
+    eventually("EOF") { before.all? { |pid| heard(pid).include?("EOF") || !runs?(pid) } }
     eventually("the session's end") { sessions.empty? }
   end
 
