@@ -16,6 +16,7 @@ require "tmpdir"
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
 require "pgbus_or_standin"
 require "pgbus_native"
+require_relative "report"
 require "pg"
 require "private_postgres"
 
@@ -174,29 +175,6 @@ class HubBench
   end
 end
 
-# The table.
-class Report
-  WIDTHS = [66, 14, 12, 12, 12].freeze
-
-  def initialize
-    row("", "pgbus's own", "native", "ratio", "goal")
-  end
-
-  # A line: what, Ruby's value and ours with their unit, and what we aim at.
-  def line(what, ours, theirs, format, goal)
-    ratio = "#{(ours / theirs).then { |share| share < 1 ? "1/#{(1 / share).round(1)}" : share.round(1) }} x" if theirs
-    row(what, theirs && format(format, theirs), format(format, ours), ratio, goal)
-  end
-
-  def note(text) = puts("  #{text}")
-
-  private
-
-  def row(*cells)
-    puts cells.zip(WIDTHS).map.with_index { |(cell, width), i| i.zero? ? cell.ljust(width) : cell.to_s.rjust(width) }.join
-  end
-end
-
 abort "bench/hub.rb: build the load clients first: cargo build --release --manifest-path bench/load/Cargo.toml" unless
   File.executable?(HubBench::LOAD)
 
@@ -206,33 +184,32 @@ native_hub = PgbusNative::MasterHub
 PrivatePostgres.run do |postgres|
   native = HubBench.new(native_hub, postgres)
   ruby = ruby_hub && HubBench.new(ruby_hub, postgres)
-  report = Report.new
-  report.note("without the real pgbus (PGBUS_PATH) there is nothing to compare with") unless ruby
+  report = Report.new(ruby)
 
   # The Ruby hub takes 250 ms a sub; 500 of them are reckoned from fewer.
   ours = native.storm(subs: 500)
   theirs = ruby&.storm(subs: 20)
-  report.line("500 subs in turn, half new streams (own: of 20): seconds", ours[:seconds], theirs && (theirs[:seconds] * 25),
+  report.line("500 subs in turn, half new streams (own: of 20): seconds", theirs && (theirs[:seconds] * 25), ours[:seconds],
               "%.3f", "< 1")
-  report.line("  one sub to its ack, p50: ms", ours[:p50], theirs && theirs[:p50], "%.3f", "< 3")
+  report.line("  one sub to its ack, p50: ms", theirs&.fetch(:p50), ours[:p50], "%.3f", "< 3")
 
   ours = native.burst
   theirs = ruby&.burst
-  report.line("burst of 5,000 NOTIFYs to 8 workers: frames/s", ours[:frames_per_second],
-              theirs && theirs[:frames_per_second], "%.0f", ">= 10 x")
-  report.line("  CPU per frame: µs", ours[:cpu_us], theirs && theirs[:cpu_us], "%.2f", "<= 5")
+  report.line("burst of 5,000 NOTIFYs to 8 workers: frames/s", theirs&.fetch(:frames_per_second),
+              ours[:frames_per_second], "%.0f", ">= 10 x")
+  report.line("  CPU per frame: µs", theirs&.fetch(:cpu_us), ours[:cpu_us], "%.2f", "<= 5")
   report.note("not complete: #{ours} #{theirs}") unless [ours, theirs].compact.all? { |seen| seen[:complete] }
 
   ours = native.steady
   theirs = ruby&.steady
-  report.line("200 wakes/s to 32 workers, NOTIFY to worker, p50: ms", ours[:p50], theirs && theirs[:p50], "%.2f", "")
-  report.line("  p99: ms", ours[:p99], theirs && theirs[:p99], "%.2f", "<= 1/3 x")
-  report.line("  CPU per frame: µs", ours[:cpu_us], theirs && theirs[:cpu_us], "%.2f", "")
+  report.line("200 wakes/s to 32 workers, NOTIFY to worker, p50: ms", theirs&.fetch(:p50), ours[:p50], "%.2f")
+  report.line("  p99: ms", theirs&.fetch(:p99), ours[:p99], "%.2f", "<= 1/3 x")
+  report.line("  CPU per frame: µs", theirs&.fetch(:cpu_us), ours[:cpu_us], "%.2f")
   report.note("not complete: #{ours} #{theirs}") unless [ours, theirs].compact.all? { |seen| seen[:complete] }
 
   ours = native.crowd
   theirs = ruby&.crowd(streams: 1) # more would take it minutes
-  report.line("64 workers: threads", ours[:threads], theirs && theirs[:threads], "%d", "<= 3")
-  report.line("  with 100 streams each (pgbus's own: 1), memory: MB", ours[:memory_mb], theirs && theirs[:memory_mb],
+  report.line("64 workers: threads", theirs&.fetch(:threads), ours[:threads], "%d", "<= 3")
+  report.line("  with 100 streams each (pgbus's own: 1), memory: MB", theirs&.fetch(:memory_mb), ours[:memory_mb],
               "%.1f", "<= 4")
 end

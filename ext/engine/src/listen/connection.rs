@@ -21,7 +21,7 @@ use super::{passfile, resolve, tls};
 
 /// How long the first queries of a new connection may take, and an attempt to connect anew when `connect_timeout` sets
 /// no limit: a session must not wait for ever for a server that went silent.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The half of a connection that reads and writes; somebody must poll it.
 pub(super) type Link = tokio_postgres::Connection<Socket, tls::Stream>;
