@@ -159,4 +159,51 @@ RSpec.describe "observability" do
       end
     end
   end
+
+  describe "of a pump" do
+    include OutboundPumpHelper
+
+    it "tells of jobs that were dropped for a browser, whichever way it is served" do
+      native = browser
+      by_ruby = browser("ruby", klass: Class.new(OutboundPumpHelper::Streamer::Connection))
+      limited = build_pump(buffer_limit: 2)
+      events = record("overflow.pgbus_native")
+      [native, by_ruby].each { |b| 3.times { |n| limited.post(b.connection, [envelope(n + 1)], n + 1, deadline_ms: 5_000) } }
+      limited.start
+
+      expect([pop(events), pop(events)]).to contain_exactly(
+        *[native, by_ruby].map do |b|
+          ["overflow.pgbus_native", { pump: limited, connection: b.connection, dropped: 1, policy: :drop_oldest }]
+        end
+      )
+    ensure
+      limited&.stop
+    end
+
+    it "tells of a browser that went away, once" do
+      events = record("dead.pgbus_native")
+      pump.start
+      b = browser
+      b.socket.close
+      3.times { |n| post(b, envelope(n + 1)) }
+
+      expect(pop(events)).to eq(["dead.pgbus_native", { pump:, connection: b.connection }])
+      pump.stop
+      expect(events).to be_empty
+    end
+
+    it "has figures" do
+      pump.start
+      b = browser
+      post(b, envelope(1), envelope(2))
+      pop(acks)
+
+      number = PgbusNative::Live.each_of(:pump).to_h.fetch(pump)
+      expect(figure("pump_posted_total", pump: number)).to eq(2)
+      expect(figure("pump_written_total", pump: number)).to eq(2)
+      expect(figure("pump_bytes_total", pump: number)).to eq((frame(1) + frame(2)).bytesize)
+      expect(figure("pump_frames_total", pump: number, path: "native")).to eq(2)
+      expect(figure("pump_frames_total", pump: number, path: "ruby")).to eq(0)
+    end
+  end
 end
