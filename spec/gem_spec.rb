@@ -50,6 +50,16 @@ RSpec.describe "the gem" do
     expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(Requirements::MINIMUM_RUST)
   end
 
+  it "names every crate it is made of, with its reason, in docs/dependencies.md" do
+    documented = File.read("#{root}/docs/dependencies.md")
+    named = Dir["#{root}/{ext/*,bench/load}/Cargo.toml"].flat_map do |manifest|
+      File.read(manifest)[/^\[dependencies\]\n(.*?)(\n\[|\z)/m, 1].scan(/^([\w-]+) = /).flatten
+    end
+
+    expect(named).to include("tokio", "magnus")
+    expect(named.uniq - ["pgbus_native_engine"] - documented.scan(/[\w-]+/)).to be_empty
+  end
+
   it "is precompiled by the release workflow for what its tasks name" do
     workflow = YAML.safe_load_file("#{root}/.github/workflows/release.yml", aliases: true)
     platforms, rubies = %w[precompiled platform try ruby].each_slice(2).map do |job, axis|
