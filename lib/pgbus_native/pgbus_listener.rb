@@ -22,11 +22,12 @@ module PgbusNative
     def initialize(config, logger, log, dispatch_queue)
       @config = config
       @log = log
+      @lost = false
       connection = connect
       Pgbus::Process::PrimaryValidator.validate_primary!(connection)
       @listener = Pgbus::Web::Streamer::Listener.new(
         pg_connection: connection, dispatch_queue:, health_check_ms: config.streams_listen_health_check_ms,
-        connection_factory: method(:connect), dispatch_queue_limit: config.streams_dispatch_queue_limit, logger:
+        connection_factory: method(:reconnect), dispatch_queue_limit: config.streams_dispatch_queue_limit, logger:
       ).tap(&:start)
     rescue StandardError
       connection&.close
@@ -48,12 +49,24 @@ module PgbusNative
     # @return [Boolean]
     def alive? = @listener.alive?
 
+    # Whether it is connected and was so since the last call: a loss must not go unnoticed because it was short, since
+    # the hub wakes every stream after one.
+    #
     # @return [Boolean]
-    def connected? = @listener.connected?
+    def connected?
+      lost, @lost = @lost, false
+      !lost && @listener.connected?
+    end
 
     def stop = @listener.stop
 
     private
+
+    # On the listener's thread.
+    def reconnect
+      @lost = true
+      connect
+    end
 
     def connect = Pgbus::DedicatedConnection.connect(@config.streams_connection_options)
   end

@@ -12,7 +12,7 @@ RSpec.describe "The hub and its LISTEN session" do
     def initialize(port)
       @server = TCPServer.new("127.0.0.1", 0)
       @target = port
-        @silent = false
+      @silent = false
       @thread = Thread.new { loop { pass(@server.accept) } }
     end
 
@@ -122,6 +122,16 @@ RSpec.describe "The hub and its LISTEN session" do
     expect(two.wakes(1)).to eq([["chat", nil]])
     notify("chat", "1")
     expect([one, two].map { |worker| worker.wakes(1) }).to all(eq([%w[chat 1]]))
+    expect(hub.stats).to include(reconnects: 1)
+  end
+
+  it "does so too when its session is pgbus's own Listener and was gone for a moment only (invariant 9)" do
+    config.database_url = "#{postgres.url}?client_encoding=SQL_ASCII"
+    hub.start
+    expect(hub.stats).to include(session: :ruby)
+    one = worker("chat", "news")
+    kill_session
+    expect(one.wakes(2)).to contain_exactly(["chat", nil], ["news", nil])
     expect(hub.stats).to include(reconnects: 1)
   end
 

@@ -1,6 +1,6 @@
 //! The pump: writer threads over SSE sockets.
 //!
-//! A post puts a [`Job`] into its [`Outlet`]'s backlog and the outlet on the list of one writer thread ([`writer`]).
+//! A post puts a [`Job`] into its [`Outlet`]'s backlog and the outlet on the list of one writer thread (module `writer`).
 //! What became of it is told through [`Pump::reports`].
 
 mod backlog;
