@@ -22,7 +22,7 @@ require "private_postgres"
 
 # One kind of hub, and what is measured of it.
 class HubBench
-  LOAD = File.expand_path("load/target/release/pgbus_native_load", __dir__)
+  LOAD = File.expand_path("../target/load/release/pgbus_native_load", __dir__)
   SECONDS = 120
 
   def initialize(hub_class, postgres)
@@ -175,7 +175,7 @@ class HubBench
   end
 end
 
-abort "bench/hub.rb: build the load clients first: cargo build --release --manifest-path bench/load/Cargo.toml" unless
+abort "bench/hub.rb: build first: support/build" unless
   File.executable?(HubBench::LOAD)
 
 ruby_hub = PgbusNative.originals[:MasterHub]

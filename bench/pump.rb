@@ -21,7 +21,7 @@ require_relative "report"
 
 # One kind of pump, and what is measured of it.
 class PumpBench
-  LOAD = File.expand_path("load/target/release/pgbus_native_load", __dir__)
+  LOAD = File.expand_path("../target/load/release/pgbus_native_load", __dir__)
   SECONDS = 90
   CONNECTIONS = 500
   SMALL_BUFFER = 16_384
@@ -185,7 +185,7 @@ class PumpBench
   end
 end
 
-abort "bench/pump.rb: build the load clients first: cargo build --release --manifest-path bench/load/Cargo.toml" unless
+abort "bench/pump.rb: build first: support/build" unless
   File.executable?(PumpBench::LOAD)
 Process.setrlimit(:NOFILE, [20_000, Process.getrlimit(:NOFILE).last].min, Process.getrlimit(:NOFILE).last)
 
