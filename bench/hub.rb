@@ -11,6 +11,7 @@
 
 require "json"
 require "logger"
+require "socket"
 require "tmpdir"
 
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
@@ -67,6 +68,22 @@ class HubBench
         @postgres.sql("SELECT pg_notify('pgmq.q_bench.INSERT', 'end')")
       end
       @crowd
+    end
+  end
+
+  # Seconds that one of pgbus's workers needs until as many browsers, which came back all at once, are live again. Until
+  # then it delivers nothing to any of them: its dispatcher waits for the hub's ack of one after the other.
+  def deploy(browsers: 100)
+    measure do |path, _|
+      seconds, result = IO.pipe
+      pid = fork do
+        result.puts(connect_browsers(path, browsers))
+        result.flush
+        exit!(0)
+      end
+      result.close
+      Process.wait(pid)
+      Float(seconds.read)
     end
   end
 
@@ -147,6 +164,34 @@ class HubBench
     end
   end
 
+  def connect_browsers(path, count)
+    streamer = worker_of(path)
+    near, @far = Array.new(count) { UNIXSocket.pair }.transpose
+    connections = near.each_with_index.map do |io, i|
+      Pgbus::Web::Streamer::Connection.new(id: "browser#{i}", stream_name: "bench", io:, since_id: 0,
+                                           writer: Pgbus::Web::Streamer::IoWriter, write_deadline_ms: 5_000)
+    end
+    begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    connections.each { |connection| streamer.register(connection) }
+    sleep 0.001 until streamer.registry.size == count
+    Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun
+  end
+
+  # pgbus's streamer as in a Puma worker, with a hub in another process.
+  def worker_of(path)
+    ActiveRecord::Base.establish_connection(@postgres.url)
+    Pgbus.configure do |config|
+      config.database_url = @postgres.url
+      config.pgmq_schema_mode = :embedded
+      config.listen_notify = true
+      config.streams_listen_scope = :master
+      config.logger = Logger.new(IO::NULL)
+    end
+    ENV["PGBUS_STREAMS_HUB_SOCKET"] = path
+    Pgbus.client.ensure_stream_queue("bench")
+    Pgbus::Web::Streamer::Instance.new.start
+  end
+
   def load_clients(path, workers:, wakes:, streams: 0)
     IO.popen([LOAD, "hub", path, *[workers, streams, wakes, SECONDS].map(&:to_s)]) do |clients|
       raise "the workers' subs were not acked" unless JSON.parse(clients.gets).key?("acked_ms")
@@ -185,6 +230,10 @@ PrivatePostgres.run do |postgres|
   native = HubBench.new(native_hub, postgres)
   ruby = ruby_hub && HubBench.new(ruby_hub, postgres)
   report = Report.new(ruby)
+
+  if ruby
+    report.line("100 browsers return to a worker of pgbus's: seconds until they are live", ruby.deploy, native.deploy, "%.2f")
+  end
 
   # The Ruby hub takes 250 ms a sub; 500 of them are reckoned from fewer.
   ours = native.storm(subs: 500)

@@ -135,7 +135,7 @@ class PrivatePostgres
                   "host replication all 127.0.0.1/32 trust", "local replication all trust"]
     File.write("#{data}/pg_hba.conf", "#{hba.join("\n")}\n")
     settings = { listen_addresses: "127.0.0.1", port: @port, unix_socket_directories: @folder, fsync: "off",
-                 max_connections: 100, logging_collector: "off" }.merge(@settings)
+                 max_connections: 100, logging_collector: "off", client_min_messages: "warning" }.merge(@settings)
     File.open("#{data}/postgresql.conf", "a") { |f| settings.each { |name, value| f.puts "#{name} = '#{value}'" } }
   end
 
