@@ -41,7 +41,11 @@ RSpec.describe "bad input" do
     end
     FACTORY = ->(dispatch_queue:) { LISTENER.new if dispatch_queue }
 
-    def hub(**options) = MasterHub.new(config: Pgbus.configuration, socket_path: PATH, listener_factory: FACTORY, **options)
+    Settings = Struct.new(:streams_connection_options, :streams_listen_health_check_ms)
+
+    def settings(health_check_ms: 250) = Settings.new("postgres://localhost", health_check_ms)
+    def hub(config: Pgbus.configuration, **options) = MasterHub.new(config:, socket_path: PATH, listener_factory: FACTORY, **options)
+    def natively(options) = MasterHub.new(config: Settings.new(options, 250), socket_path: PATH)
     def pump(**options) = OutboundPump.new(threads: 1, ack_queue: Queue.new, on_dead: ->(_) {}, **options)
     def connection = Streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair.first, since_id: 0, writer: Streamer::IoWriter, write_deadline_ms: 1_000)
     def post(connection: self.connection, envelopes: [Envelope.new(1, "x")], batch_max: 1, deadline_ms: 1_000)
@@ -82,7 +86,7 @@ RSpec.describe "bad input" do
     end
   end
 
-  not_positive = %w[0 -1 Float::NAN]
+  not_positive = %w[0 -1 Float::NAN Float::INFINITY 1i]
   not_numbers = %w[nil "1" :one [] Object.new]
 
   table "MasterHub.new", {
@@ -97,7 +101,7 @@ RSpec.describe "bad input" do
     "hub(listener_factory: 17)" => ["TypeError", /listener_factory must respond to call/],
     "hub(logger: Object.new)" => ["TypeError", /logger must respond to/],
     "hub(unknown: 1)" => ["ArgumentError", /unknown/],
-    **%w[status_interval durable_queue_limit hard_queue_limit].product(not_positive + not_numbers).to_h do |name, value|
+    **%w[status_interval durable_queue_limit hard_queue_limit].product(not_positive + not_numbers + %w[2**80]).to_h do |name, value|
       ["hub(#{name}: #{value})", ["ArgumentError", /#{name} must be a positive/]]
     end
   }
@@ -106,6 +110,15 @@ RSpec.describe "bad input" do
     'hub(socket_path: "/nowhere/hub.sock").start' => ["Errno::ENOENT", %r{/nowhere|No such file}],
     'hub(socket_path: "x" * 300).start' => ["ArgumentError", /too long/],
     "hub(listener_factory: ->(dispatch_queue:) { raise 'no' }).start" => ["RuntimeError", /no/],
+    **(not_positive + not_numbers).to_h do |value|
+      ["hub(config: settings(health_check_ms: #{value})).start", ["ArgumentError", /streams_listen_health_check_ms must be a positive/]]
+    end,
+    "natively(nil).start" => ["StandardError", /connection options must be a String or a Hash, got NilClass/],
+    "natively(17).start" => ["StandardError", /connection options must be a String or a Hash, got Integer/],
+    "natively({ 1 => 2 }).start" => ["ArgumentError", /connection options must have Symbols or Strings as keywords, got 1/],
+    "natively({ variables: 5 }).start" => ["ArgumentError", /variables must be a Hash, got Integer/],
+    "natively({ hots: 'localhost' }).start" => ["PG::Error", /hots/],
+    "natively('postgres://localhost/?hots=1').start" => ["PG::Error", /hots/],
     "hub.start(1)" => ["ArgumentError", /given 1/],
     "hub.stop(1)" => ["ArgumentError", /given 1/],
     "hub.stats(1)" => ["ArgumentError", /given 1/]

@@ -26,13 +26,13 @@ module PgbusNative
 
     # @param options [String, Hash] a URL or a keyword string; or libpq's keywords as symbols or strings, beside
     #   +:variables+, a Hash
-    # @raise [Pgbus::ConfigurationError, ArgumentError] for anything else (the latter without pgbus), and for a text that
-    #   is not UTF-8
+    # @raise [Pgbus::ConfigurationError, ArgumentError] for anything else (the latter without pgbus)
+    # @raise [ArgumentError] for a keyword that isn't one, for variables that are no Hash, for a text that is not UTF-8
     # @raise [PG::Error] for options that libpq refuses
     def initialize(options)
       require "pg" unless defined?(::PG::Connection)
       given = keywords_of(options)
-      @variables = (given.delete(:variables) || {}).map { |name, value| [utf8(:variables, name), utf8(name, value)] }
+      @variables = variables_of(given).map { |name, value| [utf8(:variables, name), utf8(name, value)] }
       @keywords = resolve(named(given.compact.to_h { |keyword, value| [keyword, utf8(keyword, value)] }))
     end
 
@@ -43,13 +43,26 @@ module PgbusNative
 
     def keywords_of(options)
       case options
-      when Hash then options.transform_keys(&:to_sym)
+      when Hash then options.transform_keys { |keyword| keyword_of(keyword) }
       when String then present(::PG::Connection.conninfo_parse(options)).transform_keys(&:to_sym)
       else
         error = defined?(::Pgbus::ConfigurationError) ? ::Pgbus::ConfigurationError : ArgumentError
         raise error, "connection options must be a String or a Hash, got #{options.class}; set database_url or " \
                      "connection_params, or streams_database_url"
       end
+    end
+
+    def keyword_of(keyword)
+      return keyword.to_sym if keyword.respond_to?(:to_sym)
+
+      raise ArgumentError, "connection options must have Symbols or Strings as keywords, got #{keyword.inspect}"
+    end
+
+    def variables_of(given)
+      variables = given.delete(:variables) || {}
+      return variables if variables.is_a?(Hash)
+
+      raise ArgumentError, "connection option variables must be a Hash, got #{variables.class}"
     end
 
     def named(given)

@@ -25,6 +25,10 @@ module PgbusNative
     # Every so many intervals the status is told again, unchanged, so that a worker that came in between knows it.
     REBROADCAST_TICKS = Engine::REBROADCAST_TICKS
 
+    # Limits and intervals end here, so that they fit into whatever counts with them.
+    MOST = 2**32
+    private_constant :MOST
+
     # Seconds that +stop+ waits for the hub's thread, which waits for nobody: a hub that takes longer has a bug.
     STOP_SECONDS = 1.5
     private_constant :STOP_SECONDS
@@ -44,7 +48,7 @@ module PgbusNative
     # @param durable_queue_limit [Integer] see {DEFAULT_DURABLE_QUEUE_LIMIT}
     # @param hard_queue_limit [Integer] see {DEFAULT_HARD_QUEUE_LIMIT}
     # @param logger [Logger]
-    # @raise [ArgumentError] for an interval or a limit that is not positive, for a path that can't be one
+    # @raise [ArgumentError] for an interval or a limit out of range, for a path that can't be one
     # @raise [TypeError] for a config, a path, a factory or a logger that isn't one
     def initialize(config:, socket_path:, listener_factory: nil, status_interval: 1.0,
                    durable_queue_limit: DEFAULT_DURABLE_QUEUE_LIMIT, hard_queue_limit: DEFAULT_HARD_QUEUE_LIMIT,
@@ -71,6 +75,7 @@ module PgbusNative
     # @raise [PG::ConnectionBad, PgbusNative::ConnectionBad] the database can't be reached
     # @raise [Pgbus::Process::ReplicaConnectionError] it is a read-only replica
     # @raise [SystemCallError, ArgumentError] there can be no socket at the path
+    # @raise [ArgumentError] the configuration's health check interval or connection options are none
     def start
       @lifecycle.synchronize { running? ? self : build }
     end
@@ -111,9 +116,9 @@ module PgbusNative
 
     def positive!(kind, **numbers)
       numbers.each do |name, number|
-        next if number.is_a?(kind) && number.positive?
+        next if number.is_a?(kind) && number.real? && number.positive? && number <= MOST
 
-        raise ArgumentError, "#{name} must be a positive #{kind}, got #{number.inspect}"
+        raise ArgumentError, "#{name} must be a positive #{kind} up to #{MOST}, got #{number.inspect}"
       end
     end
 
@@ -147,8 +152,10 @@ module PgbusNative
 
     # Has the engine start, with a native session if there are options for one.
     def launch(native)
+      health_check_ms = @config.streams_listen_health_check_ms
+      positive!(Numeric, streams_listen_health_check_ms: health_check_ms)
       @engine = Engine.spawn(File.path(@socket_path).b, @status_interval.to_f, @durable_queue_limit, @hard_queue_limit,
-                             @config.streams_listen_health_check_ms / 1000.0, native)
+                             health_check_ms / 1000.0, native)
       @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
       @reporter.name = "pgbus-hub-reporter"
       @running = @engine.wait_started
