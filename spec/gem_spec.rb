@@ -44,10 +44,13 @@ RSpec.describe "the gem" do
     expect(File.read("#{root}/Cargo.toml")[/^version = "(.*)"/, 1]).to eq(PgbusNative::VERSION)
   end
 
-  it "names the same oldest Rust in its installer and in its manifest" do
+  it "names the same oldest Rust in its installer, in its manifest and wherever else it is named" do
     load "#{root}/ext/pgbus_native/requirements.rb"
+    oldest = Requirements::MINIMUM_RUST
 
-    expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(Requirements::MINIMUM_RUST)
+    expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(oldest)
+    expect(File.read("#{root}/bin/setup")).to include("Rust >= #{oldest}", "-ge #{oldest[/\d+\z/]} ]")
+    expect(File.read("#{root}/README.md")).to include("with Rust #{oldest}")
   end
 
   it "names every crate it is made of, with its reason, in docs/dependencies.md" do
