@@ -360,12 +360,12 @@ RSpec.describe PgbusNative::OutboundPump, "faults" do
         writer.write(Marshal.dump(yield))
         writer.close
         exit!(0)
-      rescue Exception => e # rubocop:disable Lint/RescueException
+      rescue Exception => e
         writer.write(Marshal.dump(e.full_message))
         exit!(1)
       end
       writer.close
-      Timeout.timeout(20) { Marshal.load(reader.read) } # rubocop:disable Security/MarshalLoad
+      Timeout.timeout(20) { Marshal.load(reader.read) }
     ensure
       Process.wait(pid) if pid
     end

@@ -22,7 +22,7 @@ RSpec.describe "The hub and forks" do
         @tell_result.close
         wait.read
         exit!(0)
-      rescue Exception => e # rubocop:disable Lint/RescueException -- a child tells everything, and never runs our specs
+      rescue Exception => e # a child tells everything, and never runs our specs
         @tell_result.write(Marshal.dump("#{e.class}: #{e.message}"))
         exit!(1)
       end

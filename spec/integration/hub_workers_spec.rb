@@ -176,6 +176,36 @@ RSpec.describe "The hub and its workers" do
     dying&.close
   end
 
+  it "the wakes of the others come as soon as ever, whatever all these do at once (invariant 10)" do
+    chat = worker("chat")
+    # Milliseconds, in the middle, from the moment that it is told.
+    median = -> { Array.new(50) { seconds { expect_served(chat) } * 1_000 }.sort[25] }
+    alone = median.call
+    stalled
+    program = <<~RUBY
+      require "socket"
+      connect = -> { UNIXSocket.new(ARGV[0]) }
+      silent = Array.new(8) { connect.call }
+      silent.each { |socket| socket.write("\\0\\0") }
+      loop do
+        greedy = connect.call
+        # Until it is not read any more, since it reads nothing.
+        1_000.times { |i| greedy.write_nonblock([(frame = %({"t":"sub","q":"stream\#{i}"})).size].pack("N") + frame, exception: false) }
+        connect.call.write("\\xff\\xff\\xff\\xff")
+        $stdout.puts "trouble"
+        $stdout.flush
+      end
+    RUBY
+    crowd = IO.popen([RbConfig.ruby, "--disable-gems", "-e", program, path])
+    crowd.gets
+    # Far from what it is, and far from what it would be if the hub waited for any of them.
+    expect(median.call).to be < (10 * alone) + 100
+    expect(crowd.gets).to eq("trouble\n")
+  ensure
+    Process.kill(:KILL, crowd.pid) if crowd
+    crowd&.close
+  end
+
   it "a process of another user is severed", if: Process.uid.zero? do
     File.chmod(0o755, folder)
     File.chmod(0o666, path)
