@@ -1,7 +1,5 @@
 # frozen_string_literal: true
 
-LOAD_MANIFEST = "bench/load/Cargo.toml"
-
 namespace :lint do
   desc "Check the format and the lints of Rust"
   task :rust do
