@@ -128,6 +128,63 @@ RSpec.describe PgbusNative::OutboundPump, "the Ruby way" do
     PgbusNative.configure { |c| c.pump_overflow = :drop_oldest }
   end
 
+  {
+    "above the limit" => [1, ->(connection) { post_to(connection, 2) }],
+    "of a write that failed" => [1, ->(connection) { connection.failure = IOError.new("broken") }],
+    "by somebody else's hand" => [0, ->(connection) { connection.mark_dead! }]
+  }.each do |how, (reports, die)|
+    it "takes nothing more for a connection that died #{how}, and does not report it again (invariant 4)" do
+      PgbusNative.configure { |c| c.pump_overflow = :disconnect }
+      allow(self).to receive_messages(threads: 1, buffer_limit: 1)
+      pump.start
+      slow, connection = double_class.new("slow"), double_class.new("a")
+      slow.gate = Queue.new
+      post_to(slow, 1)
+      wait_until { slow.gate.num_waiting == 1 }
+      post_to(connection, 1)
+      instance_exec(connection, &die)
+      slow.gate << :go
+      wait_until { pump.stats[:waiting].zero? && connection.dead? && dead.size == reports }
+      post_to(slow, 2)
+      wait_until { slow.gate.num_waiting == 1 }
+      (3..6).each { |id| post_to(connection, id) }
+      slow.gate.close
+      pump.stop
+      expect(dead.size).to eq(reports)
+      expect(pump.stats).to include(dead: reports, waiting: 0)
+      expect(connection.written).to be_empty
+    ensure
+      PgbusNative.configure { |c| c.pump_overflow = :drop_oldest }
+    end
+  end
+
+  it "a forked child posts nothing, and writes nothing of what its parent has to write (invariant 11)" do
+    allow(self).to receive(:threads).and_return(1)
+    pump.start
+    reader, writer = IO.pipe
+    slow, waiting = Array.new(2) { |i| double_class.new("d#{i}") }
+    [slow, waiting].each do |connection|
+      connection.gate = Queue.new
+      connection.define_singleton_method(:enqueue) do |envelopes, deadline_ms:|
+        super(envelopes, deadline_ms:).each { |envelope| writer.write("#{envelope.msg_id};") }
+      end
+    end
+    post_to(slow, 1)
+    wait_until { slow.gate.num_waiting == 1 }
+    post_to(waiting, 2)
+    pid = fork do
+      [slow, waiting].each { |connection| connection.gate.close }
+      [slow, waiting].each { |connection| post_to(connection, 3) }
+      exit!(pump.worker_threads.each { |thread| thread.join(5) }.size)
+    end
+    Process.wait(pid)
+    expect($?.exitstatus).to eq(0)
+    [slow, waiting].each { |connection| connection.gate.close }
+    2.times { pop(acks) }
+    writer.close
+    expect(reader.read).to eq("1;2;")
+  end
+
   it "is taken by a Connection of a class that overrides enqueue, and by one that got methods of its own" do
     pump.start
     calls = Queue.new

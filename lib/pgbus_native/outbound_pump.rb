@@ -102,8 +102,8 @@ module PgbusNative
     # @raise [TypeError] for a connection or envelopes that aren't any; nothing was queued then
     # @raise [RangeError] for a msg_id of more than 64 bits; nothing was queued then
     def post(connection, envelopes, batch_max, deadline_ms:)
-      taken = if @ruby_way_used && @ruby_way.busy?(connection)
-                false # what waits there goes first
+      taken = if @ruby_way_used && @writers.usable? && @ruby_way.busy?(connection)
+                false # what waits there goes first; in a forked child nothing does
               else
                 @writers.post(connection, envelopes, batch_max, deadline_ms, Frame)
               end

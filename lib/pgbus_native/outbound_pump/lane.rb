@@ -43,6 +43,9 @@ module PgbusNative
           drops = 0
           refused = false
           @mutex.synchronize do
+            # Nothing is written to it any more, and its death is told already or will be.
+            return if connection.dead?
+
             @counts[:posted] += job.envelopes.size
             backlog = @backlogs[connection]
             unless backlog
@@ -148,9 +151,10 @@ module PgbusNative
         end
 
         def dead(connection)
-          @mutex.synchronize { @overflowed.delete(connection) }
           count(:dead, 1)
           @outcome.dead(connection)
+          # An overflow from before it was marked dead is told with that.
+          @mutex.synchronize { @overflowed.delete(connection) }
         end
 
         def count(name, number)
