@@ -296,12 +296,15 @@ impl Pump {
         Posted::Taken
     }
 
-    /// Ends a connection that the caller found dead, with a [`Report::Dead`] that counts `extra` jobs more than those
-    /// that waited. Returns false, and reports nothing, if it was dead already.
-    pub fn kill(&self, outlet: &Arc<Outlet>, owner: u32, extra: usize) -> bool {
-        let Some(jobs) = outlet.end_locked(&mut outlet.inner()) else { return false };
-        self.report_dead(owner, jobs + extra);
-        true
+    /// Ends a connection that the caller found dead when it had so many `jobs` for it, with a [`Report::Dead`] that
+    /// counts them; those that wait, maybe in another pump, get a [`Report::Gone`]. Returns false, and reports nothing,
+    /// if it was dead already.
+    pub fn kill(&self, outlet: &Arc<Outlet>, owner: u32, jobs: usize) -> bool {
+        let ended = outlet.end();
+        if ended {
+            self.report_dead(owner, jobs);
+        }
+        ended
     }
 
     fn report_dead(&self, owner: u32, jobs: usize) {

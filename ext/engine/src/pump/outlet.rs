@@ -100,6 +100,8 @@ pub(super) struct Inner {
     pub owner: u32,
     /// Whether a writer thread has this outlet on its list.
     pub scheduled: bool,
+    /// Whether its next turn at that thread comes without further doing.
+    pub ready: bool,
     pub stage: Stage,
     pub stall: Option<Stall>,
 }
@@ -152,6 +154,7 @@ impl Outlet {
             home: None,
             owner: 0,
             scheduled: false,
+            ready: false,
             stage: Stage::Outside,
             stall: None,
         };
@@ -194,14 +197,16 @@ impl Outlet {
     }
 
     /// Ends it: shuts the socket down for everyone, so that the peer sees EOF at once and nobody's bytes can follow a
-    /// torn frame, and discards what waits, with a [`Report::Gone`]. Does nothing if it is dead already.
-    pub fn end(self: &Arc<Self>) {
+    /// torn frame, and discards what waits, with a [`Report::Gone`] of the pump that had it. False, and nothing happens,
+    /// if it is dead already.
+    pub fn end(self: &Arc<Self>) -> bool {
         let mut inner = self.inner();
         let (home, owner) = (inner.home.clone(), inner.owner);
         let jobs = self.end_locked(&mut inner);
         if let (Some(home), Some(jobs @ 1..)) = (home, jobs) {
             let _ = home.reports.send(vec![Report::Gone { owner, jobs }]);
         }
+        jobs.is_some()
     }
 
     pub(super) fn end_locked(self: &Arc<Self>, inner: &mut Inner) -> Option<usize> {
@@ -297,8 +302,8 @@ impl Outlet {
         batch.clear();
         let mut cursor = if inner.offset > 0 { i64::MIN } else { self.cursor.get() };
         let mut bytes = 0;
-        let mut jobs = 0;
-        'jobs: while let Some(job) = inner.backlog.get(jobs) {
+        'jobs: for place in 0..inner.backlog.len() {
+            let Some(job) = inner.backlog.get(place) else { break };
             for (index, frame) in job.frames.iter().enumerate().skip(job.next) {
                 if frame.msg_id <= cursor {
                     continue;
@@ -308,23 +313,21 @@ impl Outlet {
                     Err(reason) if batch.is_empty() => return Next::Poisoned(reason.clone()),
                     Err(_) => break 'jobs,
                 }
-                batch.push((jobs, index, Arc::clone(frame)));
+                batch.push((place, index, Arc::clone(frame)));
                 cursor = frame.msg_id.max(self.cursor.get());
                 if batch.len() == BATCH_FRAMES || bytes >= BATCH_BYTES {
-                    jobs += 1;
                     break 'jobs;
                 }
             }
-            jobs += 1;
         }
-        match (&inner.socket, batch.is_empty()) {
-            (Some(socket), false) => {
+        match (&inner.socket, batch.last()) {
+            (Some(socket), Some((last_job, ..))) => {
                 let socket = Arc::clone(socket);
-                inner.backlog.set_under_way(jobs);
+                inner.backlog.set_under_way(last_job + 1);
                 Next::Write(socket)
             }
-            (None, false) => Next::Poisoned("it has no socket".to_owned()),
-            (_, true) => Next::Nothing,
+            (None, Some(_)) => Next::Poisoned("it has no socket".to_owned()),
+            (_, None) => Next::Nothing,
         }
     }
 
@@ -389,6 +392,52 @@ impl Drop for Outlet {
     fn drop(&mut self) {
         if let Some(home) = self.inner().home.take() {
             home.stats.connections.sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::pump::{Limit, Overflow, Pump};
+
+    proptest! {
+        /// What a system call writes may not be dropped before it is known how much of it went out, whatever is posted
+        /// meanwhile.
+        #[test]
+        fn the_jobs_of_a_batch_stay_where_they_are(
+            jobs in prop::collection::vec(prop::collection::vec((1..9i64, prop::bool::weighted(0.8)), 0..4), 1..6),
+            cursor in 0..4i64,
+        ) {
+            let (socket, _browser) = UnixStream::pair().unwrap();
+            let lock = || Arc::new(Lock::new(false));
+            let outlet = Arc::new(Outlet::new("a".to_owned(), lock(), lock(), Arc::new(Cursor::new(cursor))));
+            outlet.attach(socket.as_fd()).unwrap();
+            let job = |frames: &[(i64, bool)]| {
+                let frame = |&(msg_id, good): &(i64, bool)| {
+                    let body = if good { Ok(b"x".as_slice().into()) } else { Err("bad".to_owned()) };
+                    Arc::new(Frame { msg_id, body })
+                };
+                Job::new(frames.iter().map(frame).collect(), 0, Duration::ZERO)
+            };
+            let frames = jobs.iter().map(Vec::len).sum::<usize>() + 1;
+            let pump = Pump::new(1, Limit { frames, overflow: Overflow::DropOldest });
+            for frames in &jobs {
+                pump.post(&outlet, 0, job(frames));
+            }
+            let mut batch = Vec::new();
+            outlet.gather(&mut outlet.inner(), &mut batch);
+            pump.post(&outlet, 0, job(&vec![(10, true); frames]));
+            let inner = outlet.inner();
+            for (place, index, frame) in &batch {
+                let same = inner.backlog.get(*place).and_then(|job| job.frames.get(*index));
+                prop_assert!(same.is_some_and(|same| Arc::ptr_eq(same, frame)), "{place} {index} {frame:?}");
+            }
         }
     }
 }

@@ -367,3 +367,50 @@ proptest! {
         prop_assert_eq!(pump.stats().waiting.get(), 0);
     }
 }
+
+#[test]
+fn an_idle_writer_keeps_no_frame() {
+    let (pump, mut client) = (started(NO_LIMIT), Client::new("a"));
+    let frame = frame(1, "1;");
+    let kept = Arc::downgrade(&frame);
+    pump.post(&client.outlet, 1, Job::new(vec![frame], 0, LONG));
+    assert_eq!(client.read_exactly(2), "1;");
+    let until = Instant::now() + LONG;
+    while kept.strong_count() > 0 {
+        assert!(Instant::now() < until, "the frame is still held");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_connection_that_one_pump_finds_dead_settles_what_another_has_for_it() {
+    let (one, other, client) = (started(NO_LIMIT), started(NO_LIMIT), Client::new("a"));
+    one.post(&client.outlet, 1, large_job(1, LONG));
+    assert_eq!(other.post(&client.outlet, 2, job([2])), Posted::Elsewhere);
+    assert!(other.kill(&client.outlet, 2, 1));
+    assert_eq!(next_report(&one, &mut Vec::new()), Report::Gone { owner: 1, jobs: 1 });
+    assert_eq!(next_report(&other, &mut Vec::new()), Report::Dead { owner: 2, jobs: 1 });
+    assert!(stop(&one) && stop(&other));
+}
+
+#[test]
+fn a_connection_goes_from_pump_to_pump_and_neither_loses_count() {
+    let (pumps, client) = ([started(NO_LIMIT), started(NO_LIMIT)], Client::new("a"));
+    let mut browser = client.browser.try_clone().unwrap();
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        browser.read_to_end(&mut bytes).unwrap();
+        bytes
+    });
+    let body = |id: u8| vec![id; [10, 1 << 20][usize::from(id % 8 == 0)]];
+    for id in 1..=100 {
+        let post =
+            || pumps[usize::from(id % 2)].post(&client.outlet, 0, Job::new(vec![frame(id.into(), body(id))], 0, LONG));
+        while post() == Posted::Elsewhere {
+            thread::yield_now();
+        }
+    }
+    assert!(pumps.iter().all(stop));
+    client.outlet.end();
+    assert!(reader.join().unwrap() == (1..=100).flat_map(body).collect::<Vec<_>>());
+}

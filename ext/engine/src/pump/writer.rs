@@ -93,7 +93,7 @@ impl Writer {
     fn receive(&mut self) {
         while let Ok(work) = self.mailbox().receiver.try_recv() {
             match work {
-                Work::Look(outlet) => self.ready.push_back(outlet),
+                Work::Look(outlet) => line_up(&mut self.ready, &outlet, &mut outlet.inner()),
                 Work::Granted(outlet) => {
                     let mut inner = outlet.inner();
                     inner.stage = match inner.stage {
@@ -101,8 +101,7 @@ impl Writer {
                         Stage::AwaitsLock => Stage::HasBoth,
                         other => other,
                     };
-                    drop(inner);
-                    self.ready.push_back(outlet);
+                    line_up(&mut self.ready, &outlet, &mut inner);
                 }
             }
         }
@@ -121,6 +120,8 @@ impl Writer {
     }
 
     fn park(&mut self) {
+        // A frame lives no longer than the jobs it is in.
+        self.batch.clear();
         let mailbox = self.mailbox();
         mailbox.parked.store(true, SeqCst);
         if mailbox.receiver.is_empty() {
@@ -137,7 +138,7 @@ impl Writer {
         }
         for event in &self.events {
             if let Some(outlet) = self.stalled.get(&event.token().0) {
-                self.ready.push_back(Arc::clone(outlet));
+                line_up(&mut self.ready, outlet, &mut outlet.inner());
             }
         }
     }
@@ -154,6 +155,7 @@ impl Writer {
 
     fn turn(&mut self, outlet: &Arc<Outlet>) {
         let mut inner = outlet.inner();
+        inner.ready = false;
         if !inner.scheduled {
             return;
         }
@@ -166,7 +168,8 @@ impl Writer {
         outlet.settle(&mut inner, &self.shared, &mut self.reports);
         let socket = match outlet.gather(&mut inner, &mut self.batch) {
             Next::Write(socket) => socket,
-            Next::Nothing => return self.dismiss(outlet, &mut inner),
+            // Everything is settled, unless the cursor has moved since.
+            Next::Nothing => return self.go_on(outlet, &mut inner),
             Next::Poisoned(reason) => {
                 let text = format!("write failed for {}: {reason}", outlet.id());
                 self.reports.push(Report::Log(Line::new(Level::Error, text)));
@@ -194,23 +197,29 @@ impl Writer {
             Err(_) => return self.kill(outlet, &mut inner),
         };
         outlet.settle(&mut inner, &self.shared, &mut self.reports);
-        let more = outlet.rest(&mut inner);
-        if full && more {
-            return self.stall(outlet, &mut inner, socket);
-        }
-        if more {
-            self.recover(&mut inner);
-            outlet.release(&mut inner);
-            self.ready.push_back(Arc::clone(outlet));
+        if full && outlet.rest(&mut inner) {
+            self.stall(outlet, &mut inner, socket);
         } else {
-            self.dismiss(outlet, &mut inner);
+            self.go_on(outlet, &mut inner);
+        }
+    }
+
+    /// The socket takes what there is: another turn for the rest, if there is one.
+    fn go_on(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
+        if outlet.rest(inner) {
+            self.recover(inner);
+            outlet.release(inner);
+            line_up(&mut self.ready, outlet, inner);
+        } else {
+            self.dismiss(outlet, inner);
         }
     }
 
     /// The socket is full: waits for room or for the end of the frame's time.
     fn stall(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner, socket: Arc<OwnedFd>) {
         let now = Instant::now();
-        let until = outlet.time_limit(inner, now).unwrap_or(now + FOREVER);
+        // The event loops of some systems refuse to wait longer than that.
+        let until = outlet.time_limit(inner, now).unwrap_or(now + FOREVER).min(now + FOREVER);
         if until <= now {
             return self.kill(outlet, inner);
         }
@@ -284,6 +293,13 @@ impl Writer {
     }
 }
 
+/// Gives the outlet a turn, but one: by the time of a second it may be off this list, and on another pump's.
+fn line_up(ready: &mut VecDeque<Arc<Outlet>>, outlet: &Arc<Outlet>, inner: &mut Inner) {
+    if inner.scheduled && !std::mem::replace(&mut inner.ready, true) {
+        ready.push_back(Arc::clone(outlet));
+    }
+}
+
 fn length(body: &Result<Box<[u8]>, String>) -> usize {
     body.as_ref().map_or(0, |body| body.len())
 }
@@ -304,4 +320,44 @@ fn send(socket: &OwnedFd, batch: &[Gathered], offset: usize) -> Result<usize, Er
         count += 1;
     }
     sendmsg(socket.as_fd(), &slices[..count], &mut SendAncillaryBuffer::default(), FLAGS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::lock::Lock;
+    use super::super::{Cursor, Frame, Job, Limit, Overflow, Pump};
+    use super::*;
+
+    #[test]
+    fn an_outlet_lines_up_once_however_many_events_call_for_it() {
+        let (server, mut browser) = UnixStream::pair().unwrap();
+        let lock = || Arc::new(Lock::new(false));
+        let outlet = Arc::new(Outlet::new("a".to_owned(), lock(), lock(), Arc::new(Cursor::new(0))));
+        outlet.attach(server.as_fd()).unwrap();
+        let pump = Pump::new(1, Limit { frames: 0, overflow: Overflow::DropOldest });
+        let (mut writer, _waker) = Writer::new(Arc::clone(&pump.shared), 0).unwrap();
+        let large = Arc::new(Frame { msg_id: 1, body: Ok(vec![b'x'; 4 << 20].into()) });
+        pump.post(&outlet, 0, Job::new(vec![large], 0, FOREVER));
+        writer.receive();
+        let first = writer.ready.pop_front().unwrap();
+        writer.turn(&first);
+        assert!(outlet.inner().stall.is_some() && writer.ready.is_empty());
+
+        let mut events = 0;
+        let mut buffer = vec![0; 1 << 16];
+        while events < 2 && browser.read(&mut buffer).unwrap() > 0 {
+            writer.poll(Some(Duration::from_secs(1)));
+            events += writer.events.iter().count();
+        }
+        assert_eq!(writer.ready.len(), 1);
+        outlet.end();
+        writer.receive();
+        assert_eq!(writer.ready.len(), 1);
+        let last = writer.ready.pop_front().unwrap();
+        writer.turn(&last);
+        assert_eq!(writer.mailbox().busy.load(SeqCst), 0);
+    }
 }
