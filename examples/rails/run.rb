@@ -11,7 +11,6 @@ require_relative "driver/rails_app"
 require_relative "driver/trial"
 require_relative "../../support/private_postgres"
 
-abort "pgbus:app needs PGBUS_PATH, the folder of a checkout of pgbus, and the gems it depends on" unless ENV["PGBUS_PATH"]
 trap(:TERM) { exit 1 }
 trap(:INT) { exit 1 }
 
