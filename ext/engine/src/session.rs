@@ -28,7 +28,9 @@ pub enum News {
         /// Why, in words, without secrets.
         reason: String,
     },
-    /// LISTEN is confirmed for this queue by the database.
+    /// LISTEN is confirmed for this queue by the database. As in [`News::Refused`], the queue is the very one, not only
+    /// an equal one, that was given to [`Wishes::want`] last: so an answer that was overtaken by an unwant and another
+    /// want can be told from the one to wait for.
     Listening(Queue),
     /// The database does not take this queue's LISTEN, now or ever; the others are not concerned.
     Refused {
@@ -59,8 +61,17 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     wanted: IndexSet<Queue>,
-    /// Queues whose wish changed since the session looked, in the order of the changes.
-    changed: IndexSet<Queue>,
+    /// Queues whose wish changed since the session looked, in the order of the changes. None while there is no
+    /// connection to follow them: the next one begins with [`Wishes::all`].
+    changed: Option<IndexSet<Queue>>,
+}
+
+impl State {
+    fn note(&mut self, queue: &Queue) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(queue.clone());
+        }
+    }
 }
 
 impl Wishes {
@@ -73,8 +84,8 @@ impl Wishes {
     /// already.
     pub fn want(&self, queue: &Queue) {
         let mut state = self.0.state.borrow_mut();
-        state.wanted.insert(queue.clone());
-        state.changed.insert(queue.clone());
+        state.wanted.replace(queue.clone());
+        state.note(queue);
         self.0.changed.notify_one();
     }
 
@@ -82,33 +93,87 @@ impl Wishes {
     pub fn unwant(&self, queue: &Queue) {
         let mut state = self.0.state.borrow_mut();
         state.wanted.swap_remove(queue);
-        state.changed.insert(queue.clone());
+        state.note(queue);
         self.0.changed.notify_one();
     }
 
-    /// Whether this queue is wanted now.
-    pub fn wants(&self, queue: &str) -> bool {
-        self.0.state.borrow().wanted.contains(queue)
+    /// This queue as it is wanted now, if it is.
+    pub fn wanted(&self, queue: &str) -> Option<Queue> {
+        self.0.state.borrow().wanted.get(queue).cloned()
     }
 
-    /// All that is wanted now. The changes up to now count as seen.
+    /// All that is wanted now. The changes from now on are kept for [`Wishes::changes`].
     pub fn all(&self) -> Vec<Queue> {
         let mut state = self.0.state.borrow_mut();
-        state.changed.clear();
+        state.changed = Some(IndexSet::new());
         state.wanted.iter().cloned().collect()
     }
 
-    /// Waits until a wish changed, then gives the queues concerned, each once; ask [`Wishes::wants`] what each wish is
+    /// Keeps no changes any more, until [`Wishes::all`] is asked again: an outage must not fill memory with them.
+    pub fn rest(&self) {
+        self.0.state.borrow_mut().changed = None;
+    }
+
+    /// Waits until a wish changed, then gives the queues concerned, each once; ask [`Wishes::wanted`] what each wish is
     /// now. Can be dropped while waiting without losing a change.
     pub async fn changes(&self) -> Vec<Queue> {
         loop {
             {
                 let mut state = self.0.state.borrow_mut();
-                if !state.changed.is_empty() {
-                    return state.changed.drain(..).collect();
+                if let Some(changed) = state.changed.as_mut().filter(|changed| !changed.is_empty()) {
+                    return changed.drain(..).collect();
                 }
             }
             self.0.changed.notified().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(wishes: &Wishes) -> Vec<Queue> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                changes = wishes.changes() => changes,
+                () = std::future::ready(()) => Vec::new(),
+            }
+        })
+    }
+
+    #[test]
+    fn a_wish_is_the_queue_that_was_wanted_last() {
+        let wishes = Wishes::new();
+        assert!(wishes.all().is_empty());
+        let (before, after): (Queue, Queue) = ("chat".into(), "chat".into());
+        wishes.want(&before);
+        wishes.unwant(&before);
+        wishes.want(&after);
+        assert!(Arc::ptr_eq(&wishes.wanted("chat").unwrap(), &after));
+        assert_eq!(changes(&wishes).len(), 1);
+    }
+
+    #[test]
+    fn what_changes_while_nobody_follows_is_not_kept() {
+        let wishes = Wishes::new();
+        wishes.all();
+        for round in 0..3 {
+            wishes.rest();
+            for i in 0..1000 {
+                let queue = format!("{round} {i}").into();
+                wishes.want(&queue);
+                wishes.unwant(&queue);
+            }
+            let kept: Queue = format!("kept {round}").into();
+            wishes.want(&kept);
+            assert!(changes(&wishes).is_empty());
+            assert_eq!(wishes.all().len(), round + 1);
+            assert!(changes(&wishes).is_empty(), "all() has told them");
+            wishes.want(&kept);
+            assert_eq!(changes(&wishes), [kept]);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Who gets which wake: the routing table, and the rules of sub, unsub, ack, status and eviction.
 //!
 //! All of it lives on the hub's thread. A stream is in the table from its first sub until its last subscriber left and
-//! no answer of the session is awaited for it, so an answer always meets the question it belongs to.
+//! no ack is owed for it. An answer of the native session carries the very [`Queue`] of the question, and so it never
+//! counts for a stream that was forgotten and came back meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -197,11 +198,13 @@ impl Router {
         self.forget_if_unused(queue);
     }
 
-    /// UNLISTENs a stream that nobody subscribes to, but not before the session has answered for it.
+    /// UNLISTENs a stream that nobody subscribes to, but not before every ack for it is out: from the session's answer,
+    /// or early. So a long outage keeps no more streams than there are subscriptions.
     fn forget_if_unused(&self, queue: &Queue) {
         let mut streams = self.streams.borrow_mut();
-        if streams.get(queue).is_some_and(|stream| stream.subscribers.is_empty() && stream.answered) {
+        if streams.get(queue).is_some_and(|stream| stream.subscribers.is_empty() && stream.waiting.is_empty()) {
             streams.swap_remove(queue);
+            self.unanswered.borrow_mut().swap_remove(queue);
             match &self.asked {
                 Asked::Native(wishes) => wishes.unwant(queue),
                 Asked::Ruby => self.reporter.order(Event::RemoveListening { queue: queue.clone() }),
@@ -328,10 +331,13 @@ impl Router {
 
     /// The native session answered for a queue.
     fn answered(&self, queue: &Queue) {
-        self.unanswered.borrow_mut().swap_remove(queue);
         let (waiting, missed) = {
             let mut streams = self.streams.borrow_mut();
-            let Some(stream) = streams.get_mut(queue) else { return };
+            let Some((_, asked, stream)) = streams.get_full_mut(queue) else { return };
+            if !Arc::ptr_eq(asked, queue) {
+                return;
+            }
+            self.unanswered.borrow_mut().swap_remove(queue);
             stream.answered = true;
             (std::mem::take(&mut stream.waiting), std::mem::take(&mut stream.acked_early))
         };
@@ -395,18 +401,19 @@ impl Router {
         }
         for (worker, queue) in overdue {
             self.settle(&worker, &queue);
+            self.forget_if_unused(&queue);
         }
         owed
     }
 
     /// The session is lost. What it says of it in the log is its own affair.
     pub fn down(&self, reason: String) {
-        if self.down_since.get().is_some() {
-            return;
+        if self.down_since.get().is_none() {
+            self.down_since.set(Some(Instant::now()));
+            self.stats.session_is_down();
+            self.reporter.notice(Notice::SessionLost { reason });
         }
-        self.down_since.set(Some(Instant::now()));
-        self.stats.session_is_down();
-        self.reporter.notice(Notice::SessionLost { reason });
+        // Also when it was not up in between: it may have answered for some streams before it was lost again.
         if let Asked::Native(_) = self.asked {
             let mut unanswered = self.unanswered.borrow_mut();
             for (queue, stream) in &mut *self.streams.borrow_mut() {
@@ -446,5 +453,130 @@ impl Router {
             self.send(worker, frame.clone());
         }
         self.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hub::Event;
+    use crate::inherit;
+
+    const DEADLINE: Duration = Duration::from_millis(20);
+
+    struct Fixture {
+        router: Router,
+        wishes: Wishes,
+        _events: crossbeam_channel::Receiver<Event>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let (report, events) = crossbeam_channel::unbounded();
+            let wishes = Wishes::new();
+            let asked = Asked::Native(wishes.clone());
+            let limits = Limits { durable: 4, hard: 64 };
+            let router = Router::new(asked, limits, DEADLINE, Arc::default(), Reporter::new(report));
+            router.up();
+            Self { router, wishes, _events: events }
+        }
+
+        /// A worker and its own end of the connection, which must be kept.
+        fn worker(&self) -> (Rc<Worker>, UnixStream) {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (self.router.welcome(inherit::open(|| Ok(ours)).unwrap()), theirs)
+        }
+
+        fn sub(&self, worker: &Rc<Worker>, queue: &str) {
+            self.router.request(worker, Request::Sub(queue.to_owned()));
+        }
+
+        fn unsub(&self, worker: &Rc<Worker>, queue: &str) {
+            self.router.request(worker, Request::Unsub(queue.to_owned()));
+        }
+
+        fn wish(&self, queue: &str) -> Queue {
+            self.wishes.wanted(queue).unwrap()
+        }
+
+        /// Waits until no ack is owed any more.
+        async fn ack_overdue(&self) {
+            while self.router.ack_overdue() {
+                tokio::time::sleep(DEADLINE).await;
+            }
+        }
+
+        fn streams(&self) -> (usize, usize, usize) {
+            let unanswered = self.router.unanswered.borrow().len();
+            (self.router.streams.borrow().len(), unanswered, self.wishes.all().len())
+        }
+    }
+
+    fn on_one_thread(test: impl std::future::Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    }
+
+    /// Invariant 12: an outage may be as long as it likes.
+    #[test]
+    fn an_outage_keeps_no_stream_that_nobody_subscribes_to() {
+        on_one_thread(async {
+            let fixture = Fixture::new();
+            let (worker, _end) = fixture.worker();
+            fixture.sub(&worker, "known");
+            fixture.router.answered(&fixture.wish("known"));
+            fixture.router.down("gone".to_owned());
+            tokio::time::sleep(DEADLINE).await;
+            for i in 0..100 {
+                let (other, _end) = fixture.worker();
+                fixture.sub(&worker, &format!("left {i}"));
+                fixture.sub(&other, &format!("gone {i}"));
+                fixture.unsub(&worker, &format!("left {i}"));
+                fixture.router.sever(&other);
+                fixture.ack_overdue().await;
+            }
+            assert_eq!(fixture.streams(), (1, 1, 1));
+            fixture.unsub(&worker, "known");
+            assert_eq!(fixture.streams(), (0, 0, 0));
+        });
+    }
+
+    /// Invariant 7: the session may have UNLISTENed in between.
+    #[test]
+    fn an_answer_counts_for_the_sub_that_asked_and_for_no_later_one() {
+        on_one_thread(async {
+            let fixture = Fixture::new();
+            let (worker, _end) = fixture.worker();
+            fixture.router.down("gone".to_owned());
+            fixture.sub(&worker, "chat");
+            let first = fixture.wish("chat");
+            fixture.ack_overdue().await;
+            fixture.unsub(&worker, "chat");
+            fixture.sub(&worker, "chat");
+            fixture.router.answered(&first);
+            assert_eq!(worker.owed.get(), 1);
+            fixture.router.answered(&fixture.wish("chat"));
+            assert_eq!(worker.owed.get(), 0);
+        });
+    }
+
+    /// Invariant 7, when a session is lost again while it is being built anew.
+    #[test]
+    fn an_answer_of_a_session_that_was_lost_again_before_it_was_up_does_not_last() {
+        on_one_thread(async {
+            let fixture = Fixture::new();
+            let (worker, _end) = fixture.worker();
+            fixture.sub(&worker, "chat");
+            fixture.router.answered(&fixture.wish("chat"));
+            fixture.router.down("gone".to_owned());
+            fixture.router.answered(&fixture.wish("chat"));
+            fixture.router.down("gone again".to_owned());
+            let (late, _end) = fixture.worker();
+            fixture.sub(&late, "chat");
+            assert_eq!(late.owed.get(), 1, "acked while nobody listens");
+            fixture.router.answered(&fixture.wish("chat"));
+            assert_eq!(late.owed.get(), 0);
+        });
     }
 }

@@ -46,6 +46,7 @@ pub async fn run(
             Ended::Lost(reason) => reason,
             Ended::NobodyListens => return,
         };
+        wishes.rest();
         log(Line::new(Level::Warn, format!("LISTEN session lost ({reason}), reconnecting")));
         if news.send(News::Down { reason }).await.is_err() {
             return;
@@ -229,13 +230,15 @@ impl<'a> Live<'a> {
 
     /// LISTENs or UNLISTENs as this queue's wish is now.
     async fn fulfil(&mut self, queue: Queue) -> Result<(), Ended> {
-        let wanted = self.wishes.wants(&queue);
-        let name = match channel::of(&queue) {
-            Ok(name) => name,
-            Err(reason) if wanted => return self.tell(News::Refused { queue, reason: reason.to_owned() }).await,
-            Err(_) => return Ok(()),
+        let wanted = self.wishes.wanted(&queue);
+        let name = match (channel::of(&queue), &wanted) {
+            (Ok(name), _) => name,
+            (Err(reason), Some(queue)) => {
+                return self.tell(News::Refused { queue: queue.clone(), reason: reason.to_owned() }).await
+            }
+            (Err(_), None) => return Ok(()),
         };
-        if !wanted {
+        let Some(queue) = wanted else {
             if let Entry::Occupied(mut entry) = self.channels.entry(name.clone()) {
                 entry.get_mut().queues.retain(|other| *other != queue);
                 if entry.get().queues.is_empty() {
@@ -244,7 +247,7 @@ impl<'a> Live<'a> {
                 }
             }
             return Ok(());
-        }
+        };
         let channel = self.channels.entry(name.clone()).or_default();
         if !channel.queues.contains(&queue) {
             channel.queues.push(queue.clone());
@@ -296,6 +299,8 @@ impl<'a> Live<'a> {
             Some(_) => entry.remove().queues,
         };
         for queue in queues {
+            // One that is not wanted any more asks no question; its UNLISTEN is still to come.
+            let Some(queue) = self.wishes.wanted(&queue) else { continue };
             self.tell(match &refused {
                 None => News::Listening(queue),
                 Some(reason) => News::Refused { queue, reason: reason.clone() },
