@@ -207,6 +207,35 @@ RSpec.describe "The hub and its workers" do
     crowd&.close
   end
 
+  it "a worker that no descriptor is left for is told of in the log, ever more rarely, and served when there is one" do
+    hub.start
+    worker("chat")
+    before = Process.getrlimit(:NOFILE)
+    socket = Socket.new(:UNIX, :STREAM)
+    address = Socket.sockaddr_un(path)
+    Process.setrlimit(:NOFILE, socket.fileno + 1, before.last)
+    taken = fill_descriptors
+    socket.connect(address)
+    eventually("the eighth attempt") { log.string.include?("attempt 8)") }
+    taken.each(&:close)
+    Process.setrlimit(:NOFILE, *before)
+    socket.write(RawWorker::PROTOCOL.encode("t" => "sub", "q" => "chat"))
+    expect(socket.readpartial(1024)).to include("ack")
+    attempts = log.string.scan(/could not connect \(attempt (\d+)\): /).flatten.map(&:to_i)
+    expect(attempts).to eq(Array.new(attempts.size) { |i| 2**i })
+  ensure
+    Process.setrlimit(:NOFILE, *before) if before
+    [socket, *taken].compact.each(&:close)
+  end
+
+  # Takes all descriptors that are left.
+  def fill_descriptors
+    taken = []
+    loop { taken << File.open(File::NULL) }
+  rescue Errno::EMFILE
+    taken
+  end
+
   it "a process of another user is severed", if: Process.uid.zero? do
     File.chmod(0o755, folder)
     File.chmod(0o666, path)

@@ -5,11 +5,13 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{never, Receiver};
-use pgbus_native_engine::hub::{Event, Hub, Limits, Options, Session, StartError, WorkerId, MAX_SUBSCRIPTIONS};
+use pgbus_native_engine::hub::{
+    Event, Hub, Limits, Options, Session, StartError, WorkerId, MAX_PATH_BYTES, MAX_SUBSCRIPTIONS,
+};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,8 +25,12 @@ struct Fixture {
 
 impl Fixture {
     fn new(limits: Limits) -> Self {
+        Self::at(limits, |folder| folder.join("hub.sock"))
+    }
+
+    fn at(limits: Limits, path: impl FnOnce(&Path) -> PathBuf) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("hub.sock");
+        let path = path(folder.path());
         let options = Options {
             socket_path: path.clone(),
             status_interval: Duration::from_secs(60),
@@ -279,4 +285,55 @@ fn a_path_that_does_not_fit_is_refused() {
     };
     let started = Hub::spawn(options).unwrap().started(&never()).unwrap();
     assert!(matches!(started, Err(StartError::PathTooLong { length: 205 })));
+}
+
+#[test]
+fn every_path_that_fits_into_a_socket_address_works() {
+    for length in MAX_PATH_BYTES - 12..=MAX_PATH_BYTES {
+        for name in ["s.io", "hub.sock", "a-long-name-of-a-socket"] {
+            let fixture = Fixture::at(LIMITS, |folder| {
+                let rest = length - folder.as_os_str().len() - name.len() - 2;
+                let folder = folder.join("x".repeat(rest));
+                std::fs::create_dir(&folder).unwrap();
+                folder.join(name)
+            });
+            assert_eq!(fixture.path.as_os_str().len(), length);
+            fixture.subscriber(&["chat"]);
+            let beside = std::fs::read_dir(fixture.path.parent().unwrap()).unwrap();
+            assert_eq!(beside.count(), 1);
+        }
+    }
+}
+
+#[test]
+fn folders_that_others_left_beside_the_socket_are_no_obstacle() {
+    let fixture = Fixture::at(LIMITS, |folder| {
+        for left in [".0", ".1", ".2"] {
+            std::fs::create_dir(folder.join(left)).unwrap();
+        }
+        folder.join("hub.sock")
+    });
+    fixture.subscriber(&["chat"]);
+    assert_eq!(std::fs::read_dir(fixture.path.parent().unwrap()).unwrap().count(), 4);
+}
+
+#[test]
+fn a_session_that_stays_up_is_connected_since_it_came() {
+    let fixture = Fixture::new(LIMITS);
+    let stats = fixture.hub.stats();
+    let since = stats.connected_since_ms().unwrap();
+    let mut worker = fixture.worker();
+    for _ in 0..6 {
+        std::thread::sleep(Duration::from_millis(2));
+        fixture.hub.session_is(true);
+    }
+    // Told at the first tick and at the sixth: by then all six were looked at.
+    assert_eq!([worker.hear(), worker.hear()], [r#"{"t":"status","healthy":true}"#; 2]);
+    assert_eq!(stats.connected_since_ms(), Some(since));
+    fixture.hub.session_is(false);
+    assert_eq!(worker.hear(), r#"{"t":"status","healthy":false}"#);
+    assert_eq!(stats.connected_since_ms(), None);
+    fixture.hub.session_is(true);
+    assert_eq!(worker.hear(), r#"{"t":"status","healthy":true}"#);
+    assert!(stats.connected_since_ms().unwrap() > since);
 }

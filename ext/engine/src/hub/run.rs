@@ -183,10 +183,12 @@ async fn tick(router: Rc<Router>, interval: Duration) {
 
 async fn accept(router: Rc<Router>, socket: Socket) {
     let mut workers = JoinSet::new();
+    let mut failures = 0_u64;
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
                 Ok(Accepted::Worker(stream)) => {
+                    failures = 0;
                     workers.spawn_local(serve(router.clone(), router.welcome(stream)));
                 }
                 Ok(Accepted::Stranger { uid }) => {
@@ -194,7 +196,10 @@ async fn accept(router: Rc<Router>, socket: Socket) {
                     router.reporter.warn(format!("a process of another user (uid {uid}) tried to connect and was severed"));
                 }
                 Err(error) => {
-                    router.reporter.warn(format!("a worker could not connect: {error}"));
+                    failures += 1;
+                    if failures.is_power_of_two() {
+                        router.reporter.warn(format!("a worker could not connect (attempt {failures}): {error}"));
+                    }
                     sleep(ACCEPT_REST).await;
                 }
             },

@@ -5,9 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::Poll;
-use std::{fs, process};
+use std::{fs, path};
 
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
@@ -20,6 +19,7 @@ pub const MAX_PATH_BYTES: usize = if cfg!(target_os = "linux") { 107 } else { 10
 /// The listening socket; its file goes with it, unless somebody else has put one of theirs in its place.
 pub struct Socket {
     listener: Kept<UnixListener>,
+    /// Absolute, since the process may change its folder meanwhile.
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -45,17 +45,29 @@ impl Socket {
     /// # Errors
     /// Those of the system calls.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let folder = path.with_file_name(format!(".{:x}-{:x}", process::id(), NEXT.fetch_add(1, Relaxed)));
-        // Left by a process that was killed just here and had our process id.
-        let _ = fs::remove_dir_all(&folder);
-        fs::DirBuilder::new().mode(0o700).create(&folder)?;
+        let folder = Self::new_folder_beside(path)?;
         let bound = Self::bind_in(&folder, path);
         let _ = fs::remove_dir_all(&folder);
         bound
     }
 
+    /// The first of `.0`, `.1` ... that nobody has, or left when he was killed just here. Names as short as that, since
+    /// the path in there must fit into a socket address too: it is no longer than `path`, whose last part has four
+    /// bytes or more.
+    fn new_folder_beside(path: &Path) -> io::Result<PathBuf> {
+        let mut number = 0_u32;
+        loop {
+            let folder = path.with_file_name(format!(".{number:x}"));
+            match fs::DirBuilder::new().mode(0o700).create(&folder) {
+                Ok(()) => return Ok(folder),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn bind_in(folder: &Path, path: &Path) -> io::Result<Self> {
+        let absolute = path::absolute(path)?;
         let private = folder.join("s");
         let listener = inherit::open(|| {
             let listener = StdListener::bind(&private)?;
@@ -65,7 +77,7 @@ impl Socket {
         fs::set_permissions(&private, fs::Permissions::from_mode(0o600))?;
         let file = fs::symlink_metadata(&private)?;
         fs::rename(&private, path)?;
-        Ok(Self { listener, path: path.to_owned(), inode: (file.dev(), file.ino()) })
+        Ok(Self { listener, path: absolute, inode: (file.dev(), file.ino()) })
     }
 
     /// Waits for the next connection. Can be dropped while waiting.

@@ -49,7 +49,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// May be told again while it is up.
     pub(super) fn session_is_up(&self) {
+        if self.connected_since_ms().is_some() {
+            return;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.connected_since.set(now.as_millis() as u64);
     }
