@@ -386,7 +386,8 @@ fn place(name: &str, address: &str, folder: &str) -> Result<Place, OptionsError>
     if !address.is_empty() {
         return match address.parse() {
             Ok(address) => Ok(Place::Address(address)),
-            Err(_) => Err(invalid("hostaddr", address, "IPv4 and IPv6 addresses")),
+            // The C library may know how to read it: an IPv6 address with a zone, an IPv4 address with fewer parts.
+            Err(_) => Err(unsupported("hostaddr", format!("{address:?} is neither an IPv4 nor an IPv6 address"))),
         };
     }
     Ok(match name {
