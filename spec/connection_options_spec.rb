@@ -103,4 +103,32 @@ RSpec.describe PgbusNative::ConnectionOptions do
     options = described_class.new("postgres://bob:topsecret@db/shop")
     expect(options.inspect).not_to include("topsecret")
   end
+
+  # Each of them has "hush" in the place of a password, or in one that was meant to be one.
+  [
+    "postgres://bob:hu%zzhush@db/shop", "postgres://bob@db/shop?password=hush%zz", "postgres://bob:hush@[::1/shop",
+    "postgres://bob:a/hush@db/shop", "postgres://bob:hush/a@db/shop", "postgres://bob:a@hush@db/shop",
+    "postgres://bob:hush@a@db:1/shop", "postgres://bob:hush@db:5x/shop", "postgres://bob:a?b/hush@db/shop",
+    "postgres://bob@db/shop?password=a&hush", "postgres://bob@db/shop?password=a&hush=b",
+    "mysql://bob:hush@db/shop", "postgres:/bob:hush@db/shop", "bob:hush@db/shop", "hush",
+    "host=db password=a hush", "host=db password=a hush\"b", "host=db password=a hush=b", "host=db password='hush"
+  ].each do |text|
+    it "shows no secret of a text that is none of libpq's: #{text}" do
+      expect { described_class.new(text) }.to raise_error(PG::Error) { |error|
+        expect([error.message, error.cause.inspect]).to all(satisfy { |said| !said.include?("hush") })
+      }
+    end
+  end
+
+  it "says what is wrong with a text all the same" do
+    expect { keywords("host=db password") }.to raise_error(PG::Error, /\Amissing "=" after "\*\*\*" in connection info string/)
+    expect { keywords("postgres://bob:a@b@db/shop") }.to raise_error(PG::ConnectionBad, /"@".* is written %40/)
+    expect { keywords("postgres://bob:a/b@db/shop") }.to raise_error(PG::ConnectionBad, %r{"/".* is written %2F})
+  end
+
+  it "takes every host and port that libpq can mean" do
+    expect(keywords("postgres://bob:a%40b%2Fc@db,[::1]:6000,%2Frun%2Fpg@1/shop"))
+      .to include("host" => "db,::1,/run/pg@1", "password" => "a@b/c", "port" => ",6000,")
+    expect(keywords("host=@abstract port=' 5433'")).to include("host" => "@abstract", "port" => " 5433")
+  end
 end

@@ -18,6 +18,16 @@ module PgbusNative
     DEFAULT_FOLDER = "default_socket_folder"
     private_constant :DEFAULT_FOLDER
 
+    # What libpq quotes of a text that it can't read, in any of its languages; the text may hold a password. The signs of
+    # its grammar ("=", "]") are no part of that text.
+    QUOTED = /(["«„“「]\s?[=\]&]\s?["»“”」])|["«„“「].*["»“”」]/m
+    private_constant :QUOTED
+
+    # Where a part of a password ends up that has a "@" or a "/" in it, in a URL without percent-encoding.
+    HOST_OF_NO_SERVER = %r{\A(?![/@]).*@}
+    PORT_OF_NO_SERVER = /[^\d\s,+-]/
+    private_constant :HOST_OF_NO_SERVER, :PORT_OF_NO_SERVER
+
     # @return [Hash{String => String}] libpq's keywords and the values that count, without empty ones
     attr_reader :keywords
 
@@ -44,7 +54,7 @@ module PgbusNative
     def keywords_of(options)
       case options
       when Hash then options.transform_keys { |keyword| keyword_of(keyword) }
-      when String then present(::PG::Connection.conninfo_parse(options)).transform_keys(&:to_sym)
+      when String then parse(options)
       else
         error = defined?(::Pgbus::ConfigurationError) ? ::Pgbus::ConfigurationError : ArgumentError
         raise error, "connection options must be a String or a Hash, got #{options.class}; set database_url or " \
@@ -63,6 +73,26 @@ module PgbusNative
       return variables if variables.is_a?(Hash)
 
       raise ArgumentError, "connection option variables must be a Hash, got #{variables.class}"
+    end
+
+    def parse(text)
+      given = present(conninfo_parse(text)).transform_keys(&:to_sym)
+      hosts = given.values_at(:host, :hostaddr).compact.flat_map { |list| list.split(",") }
+      misplaced!(:host, "@", "%40") if hosts.any?(HOST_OF_NO_SERVER)
+      misplaced!(:port, "/", "%2F") if given[:port]&.match?(PORT_OF_NO_SERVER)
+      given
+    end
+
+    # Without libpq's own exception as the cause, which shows what this one hides.
+    def conninfo_parse(text)
+      ::PG::Connection.conninfo_parse(text)
+    rescue ::PG::Error => e
+      raise e.class, e.message.gsub(QUOTED) { Regexp.last_match(1) || '"***"' }, cause: nil
+    end
+
+    def misplaced!(option, sign, encoded)
+      raise ::PG::ConnectionBad,
+            "invalid #{option}: in a URL, a #{sign.inspect} in a user's name or password is written #{encoded}"
     end
 
     def named(given)
