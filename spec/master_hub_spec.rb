@@ -139,6 +139,13 @@ RSpec.describe PgbusNative::MasterHub do
       end
     end
 
+    it "removes the socket also when its path is relative and the process has gone elsewhere" do
+      relative = Dir.chdir(folder) { described_class.new(config:, socket_path: "hub.sock", logger: Logger.new(log)).start }
+      worker("chat")
+      relative.stop
+      expect(Dir.children(folder)).to be_empty
+    end
+
     it "leaves a socket alone that another hub put in the place of its own" do
       hub.start
       other = described_class.new(config:, socket_path: path, logger: Logger.new(log)).start
@@ -157,6 +164,28 @@ RSpec.describe PgbusNative::MasterHub do
       expect(starter.value).to be(hub)
       expect(hub.stats).to include(running: false)
       expect(File.exist?(path)).to be(false)
+    ensure
+      silent&.close
+    end
+
+    it "ends a start that had not come to connect yet (invariant 10)" do
+      silent = TCPServer.new("127.0.0.1", 0)
+      hub.start # what is left of an earlier start tells nothing to the next one
+      hub.stop
+      begun, go_on = Queue.new, Queue.new
+      config.define_singleton_method(:streams_connection_options) do
+        begun << true
+        go_on.pop
+        "postgres://bob@127.0.0.1:#{silent.addr[1]}/x"
+      end
+      starter = Thread.new { hub.start }
+      begun.pop
+      stopper = Thread.new { hub.stop }
+      eventually("a stop that waits") { stopper.stop? }
+      go_on << true
+      expect(stopper.join(2)).to be(stopper)
+      expect(starter.value).to be(hub)
+      expect(hub.stats).to include(running: false)
     ensure
       silent&.close
     end

@@ -67,6 +67,7 @@ module PgbusNative
       @hard_queue_limit = hard_queue_limit
       @logger = logger
       @lifecycle = Mutex.new
+      @stops = 0
     end
 
     # Starts the session, then the socket. Does nothing on a hub that runs.
@@ -77,7 +78,10 @@ module PgbusNative
     # @raise [SystemCallError, ArgumentError] there can be no socket at the path
     # @raise [ArgumentError] the configuration's health check interval or connection options are none
     def start
-      @lifecycle.synchronize { running? ? self : build }
+      @lifecycle.synchronize do
+        @stops_before = @stops
+        running? ? self : build
+      end
     end
 
     # Ends all: the workers see EOF, the socket's file goes, the session is closed. Safe at any time, any number of times;
@@ -85,6 +89,7 @@ module PgbusNative
     #
     # @return [self]
     def stop
+      @stops += 1
       @engine&.stop unless inherited?
       @lifecycle.synchronize { inherited? ? self : tear_down }
     end
@@ -126,6 +131,9 @@ module PgbusNative
 
     def running? = !!@running && !inherited?
 
+    # Whether {#stop} was called since the {#start} that runs has begun.
+    def stopped_meanwhile? = @stops != @stops_before
+
     def build
       @engine = @session = @session_reason = nil
       @listener_factory ? build_on_ruby(@listener_factory, "a listener_factory is given") : build_natively
@@ -140,6 +148,8 @@ module PgbusNative
       options = ConnectionOptions.new(@config.streams_connection_options)
       launch([options.keywords, options.variables])
     rescue Engine::Unsupported => e
+      return if stopped_meanwhile?
+
       log(:info, "the LISTEN session is pgbus's own Listener, since the native one can't honour #{e.message}")
       build_on_ruby(PgbusListener.factory(@config, @logger, method(:log)), e.message)
     end
@@ -156,6 +166,7 @@ module PgbusNative
       positive!(Numeric, streams_listen_health_check_ms: health_check_ms)
       @engine = Engine.spawn(File.path(@socket_path).b, @status_interval.to_f, @durable_queue_limit, @hard_queue_limit,
                              health_check_ms / 1000.0, native)
+      @engine.stop if stopped_meanwhile? # before it could be told
       @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
       @reporter.name = "pgbus-hub-reporter"
       @running = @engine.wait_started
