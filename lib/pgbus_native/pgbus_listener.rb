@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require_relative "fork_guard"
+
 module PgbusNative
   # pgbus's own +Listener+, for a hub whose connection options the native session can't honour.
   class PgbusListener
@@ -68,6 +70,6 @@ module PgbusNative
       connect
     end
 
-    def connect = Pgbus::DedicatedConnection.connect(@config.streams_connection_options)
+    def connect = ForkGuard.guard(Pgbus::DedicatedConnection.connect(@config.streams_connection_options))
   end
 end

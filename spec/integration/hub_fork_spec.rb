@@ -48,6 +48,11 @@ RSpec.describe "The hub and forks" do
 
   after { children.each { |child| child.finish unless child.instance_variable_get(:@go).closed? } }
 
+  # Sockets that this process has open.
+  def sockets
+    Dir.children("/proc/self/fd").count { |fd| File.readlink("/proc/self/fd/#{fd}").start_with?("socket:") rescue false }
+  end
+
   # The session is the same one, the socket is there, and wakes arrive.
   def expect_untouched
     expect(File.socket?(path)).to be(true)
@@ -79,6 +84,32 @@ RSpec.describe "The hub and forks" do
     end
   end
 
+  describe "whose session is pgbus's own Listener" do
+    let(:config) { super().tap { |config| config.database_url += "?client_encoding=LATIN1" } }
+
+    it "are unharmed by children that end and collect garbage, also after the session was lost once" do
+      expect(hub.stats).to include(session: :ruby)
+      acts = [-> { exit }, -> { GC.start }, -> { system(RbConfig.ruby, "--disable-gems", "-e", "exit") }, -> { fork { exit } }]
+      acts.each { |act| Process.wait(fork(&act)) }
+      expect_untouched
+      @sessions.each { |pid| postgres.sql("SELECT pg_terminate_backend(#{pid})") }
+      eventually("another session") { (@again = sessions - @sessions).any? }
+      eventually("its return") { hub.stats[:reconnects] == 1 }
+      @notifier = notifier.close # the children would end that one
+      acts.each { |act| Process.wait(fork(&act)) }
+      notify("chat", "still there")
+      expect(@chat.wakes_until("chat", "still there").last).to eq(["chat", "still there"])
+      expect(sessions).to eq(@again)
+      expect(hub.stats).to include(reconnects: 1)
+    end
+
+    it "leave no copy of its connection to the child" do
+      skip "needs /proc" unless File.directory?("/proc/self/fd")
+      before = sockets
+      expect(child { sockets }.result).to be <= before - 3
+    end
+  end
+
   it "are unharmed by a child that forgets the hub and collects it" do
     Process.wait(fork do
       hub.remove_instance_variable(:@engine)
@@ -96,10 +127,9 @@ RSpec.describe "The hub and forks" do
 
   it "leave no descriptor of the hub's to the child" do
     skip "needs /proc" unless File.directory?("/proc/self/fd")
-    before = Dir.children("/proc/self/fd").count { |fd| File.readlink("/proc/self/fd/#{fd}").start_with?("socket:") rescue false }
-    inside = child { Dir.children("/proc/self/fd").count { |fd| File.readlink("/proc/self/fd/#{fd}").start_with?("socket:") rescue false } }
+    before = sockets
     # Listener, session and the hub's end of one worker.
-    expect(inside.result).to be <= before - 3
+    expect(child { sockets }.result).to be <= before - 3
   end
 
   it "let a worker see EOF when the hub stops, though a child lives on" do
