@@ -21,6 +21,8 @@ module Demo
       @serve = serve == 1
     end
 
+    # Yields when all is over but the cleaning up.
+    #
     # @return [Boolean] whether every durable message reached every client exactly once and in order
     def call
       allow_descriptors(@clients + 500)
@@ -28,6 +30,8 @@ module Demo
       PrivatePostgres.run do |postgres|
         Cluster.run(database_url: postgres.url, workers: @workers, port: @port) do |cluster|
           @serve ? serve(cluster) : measure(postgres, cluster)
+        ensure
+          yield
         end
       end
     end
@@ -112,7 +116,7 @@ ending = false
   end
 end
 begin
-  delivered = Demo::Run.new(**ARGV.to_h { |argument| argument.split("=") }.transform_keys(&:to_sym).transform_values(&:to_i)).call
+  delivered = Demo::Run.new(**ARGV.to_h { |argument| argument.split("=") }.transform_keys(&:to_sym).transform_values(&:to_i)).call { ending = true }
   exit(delivered ? 0 : 1)
 rescue Demo::Error, PrivatePostgres::Error => e
   abort "demo: #{e.message}"
