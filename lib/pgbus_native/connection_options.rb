@@ -23,6 +23,10 @@ module PgbusNative
     QUOTED = /(["«„“「]\s?[=\]&]\s?["»“”」])|["«„“「].*["»“”」]/m
     private_constant :QUOTED
 
+    # A text with a password in it, or with something like one.
+    PASSWORD = /:.*@|password/im
+    private_constant :PASSWORD
+
     # Where a part of a password ends up that has a "@" or a "/" in it, in a URL without percent-encoding.
     HOST_OF_NO_SERVER = %r{\A(?![/@]).*@}
     PORT_OF_NO_SERVER = /[^\d\s,+-]/
@@ -87,6 +91,8 @@ module PgbusNative
     def conninfo_parse(text)
       ::PG::Connection.conninfo_parse(text)
     rescue ::PG::Error => e
+      raise unless PASSWORD.match?(text)
+
       raise e.class, e.message.gsub(QUOTED) { Regexp.last_match(1) || '"***"' }, cause: nil
     end
 
