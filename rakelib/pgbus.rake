@@ -2,9 +2,12 @@
 
 # Before anything is compiled.
 task :pgbus_path do
-  next if File.exist?("#{ENV["PGBUS_PATH"]}/lib/pgbus.rb")
+  path = ENV["PGBUS_PATH"]
+  unless File.exist?("#{path}/lib/pgbus.rb")
+    abort "PGBUS_PATH must be the folder of a checkout of pgbus, with the gems it depends on at hand; it is #{path.inspect}"
+  end
 
-  abort "PGBUS_PATH must be the folder of a checkout of pgbus, with the gems it depends on at hand; it is #{ENV["PGBUS_PATH"].inspect}"
+  ENV["PGBUS_PATH"] = File.expand_path(path) # the app's Gemfile reads it from another folder
 end
 
 namespace :pgbus do

@@ -141,7 +141,7 @@ module PgbusNative
     rescue Engine::ConnectionFailed => e
       raise connection_bad, e.message
     rescue Engine::Replica => e
-      raise Pgbus::Process::ReplicaConnectionError, e.message
+      raise replica_error, e.message
     end
 
     def build_natively
@@ -177,6 +177,11 @@ module PgbusNative
     end
 
     def connection_bad = defined?(PG::ConnectionBad) ? PG::ConnectionBad : ConnectionBad
+
+    # Without pgbus there is none of that name.
+    def replica_error
+      defined?(Pgbus::Process::ReplicaConnectionError) ? Pgbus::Process::ReplicaConnectionError : connection_bad
+    end
 
     def tear_down
       @running = false

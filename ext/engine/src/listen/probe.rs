@@ -31,8 +31,8 @@ pub(super) async fn probe(connection: &mut Connection, options: &Options, log: L
         Err(_) => Some(format!("nothing arrived within {} s", LIMIT.as_secs())),
     };
     // Through a pooler this may reach another server connection than LISTEN did, which then has a channel more that
-    // nobody ever notifies.
-    let _ = timeout(LIMIT, connection.query(&format!("UNLISTEN {name}"))).await;
+    // nobody ever notifies. It is on its way even when no time is left for the answer.
+    let _ = timeout_at(deadline, connection.query(&format!("UNLISTEN {name}"))).await;
     if let Some(reason) = failed {
         log(Line::new(
             Level::Error,
