@@ -158,20 +158,16 @@ RSpec.describe "bad input" do
     "PgbusNative.native?(nil)" => ["ArgumentError", /:OutboundPump.*nil/],
     **%w[nil 1 "drop_oldest" :drop_newest].to_h do |value|
       ["PgbusNative.configure { |c| c.pump_overflow = #{value} }", ["ArgumentError", /pump_overflow must be one of/]]
-    end
+    end,
+    **%w[-1 1025].to_h { |value| ["PgbusNative.configure { |c| c.writers = #{value} }", ["ArgumentError", /writers must be from 0 to 1024, got #{value}/]] },
+    **%w[nil "1" 1.0].to_h { |value| ["PgbusNative.configure { |c| c.writers = #{value} }", ["TypeError", /writers must be an Integer/]] }
   }
 
   # Not for apps, but within their reach.
   table "internals", {
-    "Cursor.new('x')" => ["TypeError", /Integer|integer/],
-    "Cursor.allocate.get" => ["TypeError", /./],
     "Writers.allocate.stats" => ["TypeError", /./],
-    "Cursor.new(1).set(nil)" => ["TypeError", /Integer|integer/],
-    "Cursor.new(2**70)" => ["RangeError", /64 bits/],
-    "Lock.new(1)" => ["ArgumentError", /given 1/],
-    "Lock.new.unlock" => ["ThreadError", /./],
-    "Lock.new.synchronize" => ["ThreadError", /block/],
-    "Outlet.new(nil, nil, nil, nil, nil)" => ["TypeError", /./],
+    "Writers.new(1, 0, :newest, nil)" => ["ArgumentError", /overflow policy "newest"/],
+    "Writers.new(1, 0, :drop_oldest, nil).adopt(nil, nil, [1, nil])" => ["ArgumentError", /deadline_ms must be a number/],
     "Outlet.allocate" => ["TypeError", /allocator undefined/],
     "MasterHub::Engine.spawn(nil, nil, nil, nil, nil, nil)" => ["TypeError", /./],
     "MasterHub::Engine.allocate" => ["TypeError", /allocator undefined/]

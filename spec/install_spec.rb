@@ -129,20 +129,29 @@ RSpec.describe "Installing into pgbus" do
       RUBY
     end
 
-    it "gives connections on plain sockets a native lock, as long as it is installed" do
-      expect(ruby(<<~RUBY)).to eq("PgbusNative::Lock\nThread::Mutex\nPgbusNative::Lock\n")
+    it "gives a worker's streamer a native pump by default, which takes connections in, as long as it is installed" do
+      expect(ruby(<<~RUBY)).to eq("[PgbusNative::OutboundPump, true]\n[NilClass, false]\n[PgbusNative::OutboundPump, true]\n[NilClass, false]\n")
         require "pgbus_native"
         require "socket"
         streamer = Pgbus::Web::Streamer
-        build = lambda do
-          streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair[0], since_id: 0,
-                                   writer: streamer::IoWriter, write_deadline_ms: 1_000)
+        show = lambda do
+          listener = Object.new.tap { |own| %i[start stop].each { |name| own.define_singleton_method(name) { self } } }
+          instance = streamer::Instance.allocate
+          { config: Pgbus.configuration, dispatch_queue: Queue.new, ack_queue: Queue.new, logger: Pgbus.logger,
+            shutdown_mutex: Mutex.new, started: true, listener: }.each { |name, value| instance.instance_variable_set("@\#{name}", value) }
+          pump = instance.instance_variable_set(:@pump, instance.send(:build_pump))
+          connection = streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair[0], since_id: 0,
+                                                writer: streamer::IoWriter, write_deadline_ms: 1_000)
+          instance.register(connection)
+          p [pump.class, connection.native_outlet ? true : false]
         end
-        puts build.call.mutex.class
+        show.call
         PgbusNative.uninstall!
-        puts build.call.mutex.class
+        show.call
         PgbusNative.install!
-        puts build.call.mutex.class
+        show.call
+        PgbusNative.configure { |c| c.writers = 0 }
+        show.call
       RUBY
     end
 
@@ -277,6 +286,8 @@ RSpec.describe "Installing into pgbus" do
                                               "since_id:, writer:, write_deadline_ms:, context: nil)\n" \
                                               "was(id:, stream_name:, io:, since_id:, writer:, write_deadline_ms:, context:)\n" \
                                               "@last_msg_id_sent = 1\nend\nend"), /NoMethodError.*get/],
+      "another streamer" => [:OutboundPump, "pgbus/web/streamer/instance.rb", [["def build_pump = nil", "def build_pump(threads) = nil"]],
+                              /Instance#build_pump/],
       "another writer" => [:OutboundPump, streamer, inside.call("def IoWriter.write(connection, bytes) = nil"), /IoWriter.write/],
       "other frames for browsers" =>
         [:OutboundPump, streamer, change.call("def (Pgbus::Streams::Envelope).message(id:, event:, data:, retry_ms: 0) = ''"), /Envelope.message.*retry_ms/],

@@ -25,6 +25,8 @@ module PgbusNative
       mark_dead!: "", mutex: "", write_comment: "_", write_sentinel: "_"
     }.freeze
 
+    INSTANCE = { register: "_", build_pump: "", close_all_connections: "" }.freeze
+
     CONNECTION_STATE = %i[@closed @dead @io @last_msg_id_sent @last_write_at @mutex @write_deadline_ms @writer].freeze
 
     CONFIGURATION = %i[streams_connection_options streams_dispatch_queue_limit streams_listen_health_check_ms].freeze
@@ -50,6 +52,8 @@ module PgbusNative
         replaceable streamer::OutboundPump, OUTBOUND_PUMP
         signatures streamer::Connection, CONNECTION
         connection_state streamer
+        signatures streamer::Instance, INSTANCE
+        members streamer::StreamEventDispatcher::DisconnectMessage, %i[connection]
         signature "IoWriter.write", streamer::IoWriter.method(:write), "_ _ deadline_ms:"
         signature "Envelope.message", ::Pgbus::Streams::Envelope.method(:message), "data: event: id:"
         members streamer::StreamEventDispatcher::WriteAckMessage, %i[connection accepted_max]
@@ -90,7 +94,7 @@ module PgbusNative
         same name, [*positional, *required, *optional].join(" "), known
       end
 
-      # Where the seam puts its lock and its cursor.
+      # What the patch looks at before it takes a connection in.
       def connection_state(streamer)
         require "concurrent/atomic/atomic_reference" # which pgbus depends on, and leaves to Rails to load
         probe = streamer::Connection.new(id: "probe", stream_name: "probe", io: nil, since_id: 1,

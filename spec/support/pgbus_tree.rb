@@ -64,6 +64,12 @@ class PgbusTree
             class Instance
               def pump_class = OutboundPump
               def hub_class = MasterHub
+              def register(connection) = nil
+
+              private
+
+              def build_pump = nil
+              def close_all_connections = nil
             end
           end
         end
