@@ -2,12 +2,14 @@
 
 require_relative "argument"
 require_relative "connection_seam"
+require_relative "helper_thread"
 require_relative "live"
 require_relative "notifications"
 require_relative "outbound_pump/frame"
 require_relative "outbound_pump/outcome"
 require_relative "outbound_pump/ruby_way"
 require_relative "outbound_pump/lane"
+require_relative "outbound_pump/writer_thread"
 
 module PgbusNative
   # Writes durable frames to SSE sockets, off the dispatcher's thread: pgbus's `OutboundPump`, with writer threads that
@@ -49,6 +51,7 @@ module PgbusNative
       @limit = buffer_limit
       @overflow = PgbusNative.configuration.pump_overflow
       @outcome = Outcome.new(self, ack_queue, on_dead, logger)
+      @reporter = HelperThread.new("pgbus-pump-reporter", @outcome.guard) { report }
       build
     end
 
@@ -57,14 +60,19 @@ module PgbusNative
     # In a forked child, a pump of the parent starts anew, with nothing of what the parent's had to do.
     #
     # @return [self]
-    # @raise [SystemCallError] when the system gives no thread or no event loop
+    # @raise [SystemCallError, ThreadError] when the system gives no thread or no event loop; nothing runs then
     def start
       build unless @writers.usable?
       return self if @started
 
-      @reporter = Thread.new { report } if @writers.start || !@reporter&.alive?
-      @ruby_way.start
       @started = true
+      begin
+        @reporter.start if @writers.start || !@reporter.alive?
+        @ruby_way.start
+        complete = true
+      ensure
+        stop unless complete
+      end
       Live.add(:pump, self)
       self
     end
@@ -77,16 +85,7 @@ module PgbusNative
       return self unless @started && @writers.usable?
 
       @started = false
-      @writers.stop
-      unfinished = @count.times.count { |index| !@writers.join(index, JOIN_SECONDS) }
-      @writers.close
-      # With a writer that goes on, the reporter does as well.
-      threads = unfinished.zero? ? [@reporter] : []
-      unfinished += unjoined(threads)
-      threads = @ruby_way.threads
-      @ruby_way.stop
-      unfinished += unjoined(threads)
-      unfinished.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
+      end_threads.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
       self
     end
 
@@ -117,16 +116,19 @@ module PgbusNative
       nil
     end
 
-    # @return [Boolean] whether any of the pump's own threads still runs
+    # @return [Boolean] started: whether it serves, that is whether writers and reporter run; stopped: whether any of its
+    #   threads still runs
     def alive?
-      @writers.usable? && (@writers.alive? || worker_threads.any?)
+      return false unless @writers.usable?
+
+      @started ? @writers.alive? && @reporter.alive? : @writers.alive? || worker_threads.any?
     end
 
-    # @return [Array<Thread>] the pump's live Ruby threads; the native ones are no `Thread`s
-    def worker_threads
-      [@reporter, *@ruby_way.threads].select { |thread| thread&.alive? }
-    end
-    alias threads worker_threads
+    # @return [Array<WriterThread>] the native writer threads that run
+    def threads = Array.new(@count) { |index| WriterThread.new(@writers, index) }.select(&:alive?)
+
+    # @return [Array<Thread>] the pump's live Ruby threads
+    def worker_threads = [@reporter.thread, *@ruby_way.threads].compact
 
     # What the pump did since it was built, and what it holds.
     #
@@ -134,6 +136,8 @@ module PgbusNative
     # - `bytes`, `writes`: what the native way wrote, and in how many system calls
     # - `acks`, `dropped`: jobs; `dead`: connections
     # - `waiting`: frames that wait or are under way; `connections`: living ones of the native way
+    # - `callback_failures`: how often `on_dead`, `ack_queue`, a subscriber or the logger raised; `thread_restarts`: how
+    #   often one of the pump's Ruby threads was killed and came back
     #
     # @return [Hash{Symbol => Integer}]
     def stats
@@ -141,8 +145,12 @@ module PgbusNative
       by_ruby = @ruby_way.counts
       stats = native.merge(by_ruby) { |_, one, other| one + other }
       stats[:waiting] = native.fetch(:waiting, 0) + @ruby_way.waiting
-      stats.merge(native_frames: native.fetch(:written, 0), ruby_frames: by_ruby.fetch(:written))
+      stats.merge(native_frames: native.fetch(:written, 0), ruby_frames: by_ruby.fetch(:written),
+                  callback_failures: @outcome.guard.failures, thread_restarts: @reporter.restarts + @ruby_way.restarts)
     end
+
+    # @return [String]
+    def inspect = "#<#{self.class} threads=#{@count} buffer_limit=#{@limit}#{" running" if @started}>"
 
     private
 
@@ -150,13 +158,21 @@ module PgbusNative
       @writers = Writers.new(@count, @limit, @overflow)
       @ruby_way = RubyWay.new(@count, @limit, @overflow, @outcome)
       @ruby_way_used = false
-      @reporter = nil
       @started = false
     end
 
-    # How many of these threads did not end in time. One of them may be the caller, in `on_dead`.
-    def unjoined(threads)
-      threads.count { |thread| !thread.equal?(Thread.current) && !thread.join(JOIN_SECONDS) }
+    # Returns how many threads did not end in time. Interrupted, it leaves them to end by themselves.
+    def end_threads
+      @writers.stop
+      unfinished = threads.count { |writer| !writer.join(JOIN_SECONDS) }
+      @writers.close
+      # With a writer that goes on, the reporter does as well.
+      unfinished += 1 if unfinished.zero? && !@reporter.join(JOIN_SECONDS)
+      @ruby_way.stop
+      unfinished + @ruby_way.join(JOIN_SECONDS)
+    ensure
+      @writers.close
+      @ruby_way.stop
     end
 
     # What the writers check in what they take.
@@ -175,20 +191,22 @@ module PgbusNative
                            "ephemeral fanout must stay inline on the dispatcher thread"
     end
 
+    # One turn of the reporter. Returns false when nothing will come any more.
     def report
-      Thread.current.name = "pgbus-pump-reporter"
-      writers = @writers
-      nil while writers.report { |kind, connection, value| tell(kind, connection, value) }
+      @writers.report { |kind, connection, value, idle| tell(kind, connection, value, idle) }
     end
 
-    def tell(kind, connection, value)
+    # With `idle`, the connection has no native job any more.
+    def tell(kind, connection, value, idle)
       case kind
       when :ack then @outcome.ack(connection, value)
       when :overflow then @outcome.overflow(connection, value, @overflow)
       when :dead then @outcome.dead(connection)
-      when :idle then @ruby_way.release(connection)
+      when :gone then nil
       else @outcome.log(kind, value)
       end
+    ensure
+      @ruby_way.release(connection) if idle
     end
   end
 end

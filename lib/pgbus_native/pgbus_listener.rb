@@ -31,7 +31,7 @@ module PgbusNative
         pg_connection: connection, dispatch_queue:, health_check_ms: config.streams_listen_health_check_ms,
         connection_factory: method(:reconnect), dispatch_queue_limit: config.streams_dispatch_queue_limit, logger:
       ).tap(&:start)
-    rescue StandardError
+    rescue Exception
       connection&.close
       raise
     end

@@ -200,8 +200,9 @@ impl Writers {
     }
 
     /// Sleeps without the GVL until there is something to report, then yields what there is: `:ack, connection,
-    /// accepted_max`, `:overflow, connection, dropped_jobs`, `:dead, connection, nil`, `:idle, connection, nil` or
-    /// `level, nil, text`. False: nothing will come any more.
+    /// accepted_max, idle`, `:overflow, connection, dropped_jobs, idle`, `:dead, connection, nil, idle`, `:gone,
+    /// connection, nil, true` or `level, nil, text, false`. Idle: a Ruby thread waits for this connection, and its last
+    /// job is done. Returns false when nothing will come any more.
     fn report(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
         let Some(pump) = rb_self.pump.get() else { return Ok(false) };
         let receiver = pump.reports();
@@ -212,12 +213,15 @@ impl Writers {
                     rb_self.reporting.set(false);
                     return Ok(false);
                 }
-                Err(_) => gvl::without_gvl(|| receiver.recv().unwrap_or_default(), || pump.disturb_reports())?,
+                Err(_) => {
+                    // Ruby has shelved an interrupt that came while the reporter had a report in hand.
+                    gvl::check_interrupts(ruby)?;
+                    gvl::without_gvl(|| receiver.recv().unwrap_or_default(), || pump.disturb_reports())?
+                }
             };
             rb_self.pending.borrow_mut().extend(batch.into_iter().flatten());
         }
         rb_self.pending.borrow_mut().extend(receiver.try_iter().flatten());
-        gvl::check_interrupts(ruby)?;
         loop {
             // One by one: whatever the block raises, no other report is lost.
             let Some(report) = rb_self.pending.borrow_mut().pop_front() else { return Ok(true) };
@@ -268,25 +272,20 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
                 Level::Warn => "warn",
                 Level::Error => "error",
             };
-            return ruby.yield_values::<_, Value>((ruby.to_symbol(level), (), line.text.as_str())).map(drop);
+            return ruby.yield_values::<_, Value>((ruby.to_symbol(level), (), line.text.as_str(), false)).map(drop);
         }
     };
     let Some(released) = owners::release(owner, jobs) else { return Ok(()) };
     let connection = ruby.get_inner(released.connection);
-    match report {
-        Report::Ack { accepted_max, .. } => tell(ruby, "ack", connection, accepted_max)?,
-        Report::Overflow { dropped, .. } => tell(ruby, "overflow", connection, dropped)?,
-        Report::Dead { .. } => tell(ruby, "dead", connection, ())?,
-        Report::Gone { .. } | Report::Log(_) => {}
-    }
-    if released.idle && released.awaited {
-        tell(ruby, "idle", connection, ())?;
-    }
-    Ok(())
-}
-
-fn tell(ruby: &Ruby, what: &'static str, connection: Value, detail: impl IntoValue) -> Result<(), Error> {
-    ruby.yield_values::<_, Value>((ruby.to_symbol(what), connection, detail.into_value_with(ruby))).map(drop)
+    let idle = released.idle && released.awaited;
+    let (kind, detail) = match report {
+        Report::Ack { accepted_max, .. } => ("ack", accepted_max.into_value_with(ruby)),
+        Report::Overflow { dropped, .. } => ("overflow", dropped.into_value_with(ruby)),
+        Report::Dead { .. } => ("dead", ruby.qnil().as_value()),
+        Report::Gone { .. } if idle => ("gone", ruby.qnil().as_value()),
+        Report::Gone { .. } | Report::Log(_) => return Ok(()),
+    };
+    ruby.yield_values::<_, Value>((ruby.to_symbol(kind), connection, detail, idle)).map(drop)
 }
 
 /// The outlet that the seam gave to this connection, if it has one.

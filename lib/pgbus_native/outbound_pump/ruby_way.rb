@@ -41,7 +41,16 @@ module PgbusNative
       end
 
       # @return [Array<Thread>] those that live
-      def threads = @lanes.filter_map(&:thread).select(&:alive?)
+      def threads = @lanes.filter_map(&:thread)
+
+      # Waits for those that live.
+      #
+      # @param seconds [Numeric] for each
+      # @return [Integer] how many did not end in time
+      def join(seconds) = @lanes.count { |lane| !lane.join(seconds) }
+
+      # @return [Integer] how often a thread came back that was killed
+      def restarts = @lanes.sum(&:restarts)
 
       # @return [Integer] frames that wait
       def waiting = @lanes.sum(&:waiting)
