@@ -107,7 +107,7 @@ RSpec.describe "bad input" do
   }
 
   table "MasterHub", {
-    'hub(socket_path: "/nowhere/hub.sock").start' => ["Errno::ENOENT", %r{/nowhere|No such file}],
+    'hub(socket_path: "/nowhere/hub.sock").start' => ["Errno::ENOENT", %r{No such file or directory.*hub socket /nowhere/hub\.sock}],
     'hub(socket_path: "x" * 300).start' => ["ArgumentError", /too long/],
     "hub(listener_factory: ->(dispatch_queue:) { raise 'no' }).start" => ["RuntimeError", /no/],
     **(not_positive + not_numbers).to_h do |value|
@@ -119,6 +119,8 @@ RSpec.describe "bad input" do
     "natively({ variables: 5 }).start" => ["ArgumentError", /variables must be a Hash, got Integer/],
     "natively({ hots: 'localhost' }).start" => ["PG::Error", /hots/],
     "natively('postgres://localhost/?hots=1').start" => ["PG::Error", /hots/],
+    "natively('postgres://app@localhost/?hots=1').start" => ["PG::Error", /hots/],
+    "natively('postgres://app:secret@localhost/?hots=1').start" => ["PG::Error", /\A(?!.*secret).*\*\*\*/],
     "hub.start(1)" => ["ArgumentError", /given 1/],
     "hub.stop(1)" => ["ArgumentError", /given 1/],
     "hub.stats(1)" => ["ArgumentError", /given 1/]

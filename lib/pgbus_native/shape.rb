@@ -1,45 +1,46 @@
 # frozen_string_literal: true
 
 module PgbusNative
-  # What the native classes know of the pgbus around them. A version number promises; this looks.
+  # What the native classes need of the pgbus around them. A version number promises; this looks.
   #
-  # {difference} compares the pgbus that is loaded with what is written here, and names the first thing that isn't as
-  # expected. pgbus's own class then stays: a class that almost fits would be worse than a slow one.
+  # {difference} asks two things: does the native class answer to all that pgbus's own answers to (a member that it lacks
+  # would be hidden), and is there all that it relies on. Whatever else a release adds makes no difference. The first
+  # thing that isn't so is named, and pgbus's own class then stays: a class that almost fits would be worse than a slow one.
   module Shape
-    # Signatures, keywords in alphabetical order and in brackets where they may be left out; `_` is a positional argument.
-    # Of the two classes that get replaced every public method must be known: one more is one the native class lacks.
-    OUTBOUND_PUMP = {
-      initialize: "ack_queue: on_dead: threads: [buffer_limit:] [logger:]",
-      alive?: "", post: "_ _ _ deadline_ms:", start: "", stop: "", worker_threads: ""
-    }.freeze
-
-    MASTER_HUB = {
-      initialize: "config: socket_path: [durable_queue_limit:] [hard_queue_limit:] [listener_factory:] [logger:] " \
-                  "[status_interval:]",
-      dropped_durable_wakes: "", evicted_workers: "", socket_path: "", start: "", stop: ""
-    }.freeze
-
+    # How we call pgbus's methods: `_` is a positional argument.
     CONNECTION = {
-      initialize: "id: io: since_id: stream_name: write_deadline_ms: writer: [context:]",
-      close: "", dead?: "", enqueue: "_ [deadline_ms:]", id: "", idle_for: "", io: "", last_msg_id_sent: "",
-      mark_dead!: "", mutex: "", write_comment: "_", write_sentinel: "_"
+      close: "", dead?: "", enqueue: "_ deadline_ms:", id: "", idle_for: "", io: "", last_msg_id_sent: "", mark_dead!: "",
+      mutex: "", write_comment: "_", write_sentinel: "_"
     }.freeze
 
     INSTANCE = { register: "_", build_pump: "", close_all_connections: "" }.freeze
 
+    # What the patch looks at before it takes a connection in.
     CONNECTION_STATE = %i[@closed @dead @io @last_msg_id_sent @last_write_at @mutex @write_deadline_ms @writer].freeze
 
     CONFIGURATION = %i[streams_connection_options streams_dispatch_queue_limit streams_listen_health_check_ms].freeze
 
-    # Not as expected; the message says what.
+    # Not as needed; the message says what.
     class Difference < StandardError; end
-    private_constant :Difference
+
+    # An envelope with everything that makes a frame, and the writer that keeps it.
+    Probe = Data.define(:msg_id, :event, :payload)
+    class KeepingWriter
+      attr_reader :bytes
+
+      def write(_connection, bytes, deadline_ms:)
+        @bytes = bytes if deadline_ms
+        :ok
+      end
+    end
+    private_constant :Difference, :Probe, :KeepingWriter
 
     class << self
       # @param name [Symbol] `:OutboundPump` or `:MasterHub`
       # @param streamer [Module] `Pgbus::Web::Streamer`
       # @return [String, nil] the first difference, for a person
       def difference(name, streamer)
+        hides_nothing streamer.const_get(name), PgbusNative.const_get(name, false)
         name == :OutboundPump ? outbound_pump(streamer) : master_hub(streamer)
         nil
       rescue StandardError => e
@@ -49,63 +50,105 @@ module PgbusNative
       private
 
       def outbound_pump(streamer)
-        replaceable streamer::OutboundPump, OUTBOUND_PUMP
-        signatures streamer::Connection, CONNECTION
-        connection_state streamer
-        signatures streamer::Instance, INSTANCE
-        members streamer::StreamEventDispatcher::DisconnectMessage, %i[connection]
-        signature "IoWriter.write", streamer::IoWriter.method(:write), "_ _ deadline_ms:"
-        signature "Envelope.message", ::Pgbus::Streams::Envelope.method(:message), "data: event: id:"
-        members streamer::StreamEventDispatcher::WriteAckMessage, %i[connection accepted_max]
+        CONNECTION.each { |name, call| callable "Connection##{name}", own_method(streamer::Connection, name), call }
+        INSTANCE.each { |name, call| callable "Instance##{name}", own_method(streamer::Instance, name), call }
+        callable "IoWriter.write", streamer::IoWriter.method(:write), "_ _ deadline_ms:"
+        callable "Envelope.message", ::Pgbus::Streams::Envelope.method(:message), "id: event: data:"
+        connection streamer
+        acknowledgement streamer::StreamEventDispatcher::WriteAckMessage
+        streamer::StreamEventDispatcher::DisconnectMessage.new(connection: :probe)
       end
 
       def master_hub(streamer)
-        replaceable streamer::MasterHub, MASTER_HUB
-        members streamer::Listener::WakeMessage, %i[queue_name payload]
         frame = streamer::HubProtocol.encode({ "t" => "ack", "q" => "é" })
         same "a frame of HubProtocol", frame.b, "\0\0\0\x14{\"t\":\"ack\",\"q\":\"é\"}".b
-        CONFIGURATION.each do |setting|
-          same "Configuration##{setting}", ::Pgbus::Configuration.public_method_defined?(setting), true
+        { streamer::Listener::WakeMessage => %i[queue_name payload], ::Pgbus::Configuration => CONFIGURATION }.each do |klass, names|
+          names.each { |name| klass.method_defined?(name) or raise Difference, "#{klass.name}##{name} is missing" }
         end
       end
 
-      def replaceable(klass, known)
-        signatures klass, known
-        same "#{klass.name}'s public methods", klass.public_instance_methods(false).sort, (known.keys - [:initialize]).sort
+      # Whoever calls pgbus's class finds everything on the native one.
+      def hides_nothing(klass, native)
+        [:initialize, *klass.public_instance_methods(false)].each do |name|
+          member "#{klass.name}##{name}", own_method(klass, name), (native.instance_method(name) if defines?(native, name))
+        end
+        klass.singleton_methods(false).each do |name|
+          member "#{klass.name}.#{name}", klass.method(name), (native.method(name) if native.respond_to?(name))
+        end
+        constants = klass.constants(false) - native.constants(false)
+        raise Difference, "#{klass.name}::#{constants.first} would be hidden" if constants.any?
       end
 
-      def signatures(klass, known)
-        known.each { |name, text| signature "#{klass.name}##{name}", own_method(klass, name), text }
+      def defines?(klass, name) = klass.method_defined?(name) || klass.private_method_defined?(name, false)
+
+      def member(what, method, native)
+        raise Difference, "#{what} would be hidden" unless native
+
+        (required, most, needed, known), (positional, largest, must, may) = arguments(native), arguments(method)
+        unknown = may - known unless known.include?(:**)
+        raise Difference, "#{what} takes #{unknown.first}:, which the native one does not know" if unknown&.any?
+
+        missing = needed - must
+        raise Difference, "#{what} can be called without #{missing.first}:, the native one can't" if missing.any?
+        return if positional >= required && largest <= most
+
+        raise Difference, "#{what} takes other arguments than the native one (#{describe(method)}, not #{describe(native)})"
+      end
+
+      # We can call it so.
+      def callable(what, method, call)
+        keywords, positional = call.split.partition { |word| word.end_with?(":") }
+        required, most, needed, known = arguments(method)
+        keywords = keywords.map { |word| word.delete_suffix(":").to_sym }
+        fits = positional.size.between?(required, most) && (needed - keywords).empty? &&
+               (known.include?(:**) || (keywords - known).empty?)
+        fits or raise Difference, "#{what} can't be called with (#{call.split.join(", ")}), it takes (#{describe(method)})"
+      end
+
+      # @return [Array] positional arguments at least and at most, keywords needed and known (:** for any)
+      def arguments(method)
+        kinds = method.parameters.group_by(&:first).transform_values { |list| list.map { |_, name| name } }
+        required = kinds.fetch(:req, []).size
+        most = kinds.key?(:rest) ? Float::INFINITY : required + kinds.fetch(:opt, []).size
+        needed = kinds.fetch(:keyreq, [])
+        [required, most, needed, needed + kinds.fetch(:key, []) + (kinds.key?(:keyrest) ? [:**] : [])]
+      end
+
+      def describe(method)
+        words = { req: "_", opt: "[_]", rest: "*", keyrest: "**", block: "&" }
+        method.parameters.map do |kind, name|
+          words.fetch(kind) { kind == :keyreq ? "#{name}:" : "[#{name}:]" }
+        end.join(", ")
       end
 
       # The class's own method, below what was prepended to it.
       def own_method(klass, name)
+        raise Difference, "#{klass.name}##{name} is missing" unless defines?(klass, name)
+
         method = klass.instance_method(name)
-        method = method.super_method until method.owner == klass
+        method = method.super_method until method.owner == klass || method.super_method.nil?
         method
       end
 
-      def signature(name, method, known)
-        positional, keywords = method.parameters.partition { |kind, _| !%i[key keyreq].include?(kind) }
-        positional.map! { |kind, argument| kind == :req ? "_" : "#{kind} #{argument}" }
-        optional, required = keywords.partition { |kind, _| kind == :key }
-        required = required.map { |_, keyword| "#{keyword}:" }.sort
-        optional = optional.map { |_, keyword| "[#{keyword}:]" }.sort
-        same name, [*positional, *required, *optional].join(" "), known
-      end
-
-      # What the patch looks at before it takes a connection in.
-      def connection_state(streamer)
+      # A connection can be made, has what the patch looks at, and frames envelopes as we do.
+      def connection(streamer)
         require "concurrent/atomic/atomic_reference" # which pgbus depends on, and leaves to Rails to load
-        probe = streamer::Connection.new(id: "probe", stream_name: "probe", io: nil, since_id: 1,
-                                         writer: streamer::IoWriter, write_deadline_ms: 1)
-        CONNECTION_STATE.each { |name| same "Connection's #{name}", probe.instance_variable_defined?(name), true }
+        writer = KeepingWriter.new
+        probe = streamer::Connection.new(id: "probe", stream_name: "probe", io: nil, since_id: 1, writer:, write_deadline_ms: 1)
+        CONNECTION_STATE.each do |name|
+          probe.instance_variable_defined?(name) or raise Difference, "Connection's #{name} is missing"
+        end
         same "Connection's lock", probe.instance_variable_get(:@mutex).is_a?(Thread::Mutex), true
         same "Connection's cursor", probe.instance_variable_get(:@last_msg_id_sent).get, 1
+        probe.enqueue([Probe.new(msg_id: 2, event: "probe", payload: "a\nb")], deadline_ms: 1)
+        same "a frame of Connection", writer.bytes, ::Pgbus::Streams::Envelope.message(id: 2, event: "probe", data: "a\nb")
       end
 
-      def members(data, known)
-        same "#{data.name}'s members", data.members, known
+      def acknowledgement(message)
+        made = message.new(connection: :probe, accepted_max: 1)
+        same "WriteAckMessage", [made.connection, made.accepted_max], [:probe, 1]
+      rescue ArgumentError => e
+        raise Difference, "WriteAckMessage can't be made of connection: and accepted_max: (#{e.message})"
       end
 
       def same(what, found, known)
