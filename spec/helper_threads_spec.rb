@@ -148,7 +148,7 @@ RSpec.describe "helper threads" do
         require "pgbus_native"
         require "socket"
         streamer = Pgbus::Web::Streamer
-        PgbusNative::ConnectionSeam.install(streamer::Connection)
+        PgbusNative::ConnectionPatch.install(streamer::Connection)
         server, client = UNIXSocket.pair
         client.close
         connection = streamer::Connection.new(id: "a", stream_name: "s", io: server, since_id: 0, writer: streamer::IoWriter, write_deadline_ms: 1_000)
