@@ -59,7 +59,7 @@ module PgbusNative
       @installer.native?(name)
     end
 
-    # What is replaced, by which version, and why not where not. `puts PgbusNative.status` is for people.
+    # What each class does in this process, by which version, and why not where not. `puts PgbusNative.status` is for people.
     #
     # @return [Status]
     def status = @installer.status

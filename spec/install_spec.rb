@@ -62,7 +62,7 @@ RSpec.describe "Installing into pgbus" do
         require "pgbus_native"
         states = PgbusNative.status[:classes].values
         p [PgbusNative.installed?, *states.map { |state| state[:waiting] && !state[:native] }]
-        puts PgbusNative.status.to_s.scan(/as soon as/).size == 2 ? $LOADED_FEATURES.grep(/web.streamer/).inspect : "not two"
+        puts PgbusNative.status.to_s.include?("unused: streams_writer_threads is 0") ? $LOADED_FEATURES.grep(/web.streamer/).inspect : PgbusNative.status
         p !Pgbus::Web.autoload?(:Streamer).nil?
       RUBY
     end
@@ -159,6 +159,26 @@ RSpec.describe "Installing into pgbus" do
       expect(refused(PGBUS_NATIVE: "0")).to match(/\Apgbus_native: switched off by PGBUS_NATIVE=0; .* Unset it/)
     end
 
+    [" 0", "OFF", "No "].each do |value|
+      it "is switched off by PGBUS_NATIVE=#{value.inspect}" do
+        expect(refused(PGBUS_NATIVE: value)).to include("switched off by PGBUS_NATIVE")
+      end
+    end
+
+    %w[n disabled 2].each do |value|
+      it "says what it understood of PGBUS_NATIVE=#{value}, in one line" do
+        run = tree.run("require 'pgbus_native'; PgbusNative.install!; puts PgbusNative.installed?", PGBUS_NATIVE: value)
+        expect([run.out, run.err.lines.size]).to eq(["true\n", 1])
+        expect(run.err).to match(/PGBUS_NATIVE is "#{value}", which says neither off \(0, .*\) nor on \(1, .*\): it stays on/)
+      end
+    end
+
+    ["", "1", "true", "Yes", " on "].each do |value|
+      it "is on, and says nothing, with PGBUS_NATIVE=#{value.inspect}" do
+        expect(ruby("require 'pgbus_native'; puts PgbusNative.installed?", PGBUS_NATIVE: value)).to eq("true\n")
+      end
+    end
+
     it "doesn't even load the extension when it is switched off, and everything about it can still be asked" do
       run = tree.run(<<~RUBY, PGBUS_NATIVE: "off")
         require "pgbus_native"
@@ -180,10 +200,11 @@ RSpec.describe "Installing into pgbus" do
       expect(JSON.parse(hash, symbolize_names: true))
         .to include(version: PgbusNative::VERSION, supported: ">= 0.13.1, < 1.0", installed: true, reason: nil,
                     extension: include(loaded: true, error: nil, ruby: include(RUBY_VERSION)),
-                    classes: { OutboundPump: { native: true, waiting: false, reason: nil },
-                               MasterHub: { native: true, waiting: false, reason: nil } })
+                    classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: "unused", text: /streams_writer_threads is 0/ },
+                               MasterHub: { native: true, waiting: false, reason: nil, state: "unused", text: /Puma does not run/ } })
       expect(text).to match(/\Apgbus_native #{PgbusNative::VERSION} with pgbus [\d.]+ .*\n  extension     loaded, .*#{RUBY_VERSION}/)
-        .and end_with("\n  OutboundPump  native\n  MasterHub     native\n")
+        .and end_with("\n  OutboundPump  unused: streams_writer_threads is 0, set it to 1\n" \
+                      "  MasterHub     no hub: Puma does not run in this process\n")
     end
   end
 

@@ -301,6 +301,27 @@ RSpec.describe PgbusNative::OutboundPump do
     end
   end
 
+  describe "PgbusNative::Service" do
+    it "says what the pumps of the process do, with figures, and in a forked child that there is none (invariant 20)" do
+      pump.start
+      b = browser
+      post(b, envelope(1), envelope(2))
+      pop(acks)
+      service = PgbusNative::Service.of(:OutboundPump)
+      expect(service.state).to eq(:serving)
+      expect(service.text).to match(/\Aserving [1-9]\d* browsers?, \d+ frames written/)
+      reader, writer = IO.pipe
+      pid = fork do
+        writer.write(PgbusNative::Service.of(:OutboundPump).text)
+        writer.close
+        exit!(0)
+      end
+      writer.close
+      expect(reader.read).to eq("unused: streams_writer_threads is 0, set it to 1")
+      Process.wait(pid)
+    end
+  end
+
   describe "#threads" do
     it "has an entry for each writer, which can be asked and waited for after a stop, as pgbus's shutdown does" do
       expect(pump.threads).to be_empty

@@ -2,6 +2,7 @@
 
 require "monitor"
 require "rubygems/requirement"
+require_relative "service"
 require_relative "shape"
 require_relative "status"
 
@@ -41,6 +42,8 @@ module PgbusNative
       @reason, advice = refusal
       @wanted = @reason.nil?
       if @wanted
+        say_what_was_understood
+        announce_after_boot
         wait_for_streamer
       elsif advice
         # So early no logger is configured yet: this goes to stderr.
@@ -74,6 +77,16 @@ module PgbusNative
       streamer.const_defined?(name, false) && streamer.const_get(name, false).equal?(PgbusNative.const_get(name, false))
     end
 
+    # Logs what the two classes do in this process, once; in a process that Puma does not run in, nothing.
+    #
+    # @return [void]
+    def announce
+      return if @announced || !@wanted || PumaProcess.role.nil?
+
+      @announced = true
+      ::Pgbus.logger&.info { "[PgbusNative] #{VERSION} with pgbus #{pgbus_version}. #{status.summary}" }
+    end
+
     # @return [Hash{Symbol => Class}]
     def originals
       return {} unless pgbus_version && Object.const_get("Pgbus::Web::Streamer")
@@ -86,13 +99,21 @@ module PgbusNative
     # @return [Status]
     def status
       waiting = @wanted && loaded_streamer.nil?
-      classes = CLASSES.to_h { |name| [name, { native: native?(name), waiting:, reason: @reasons[name] }] }
+      classes = CLASSES.to_h { |name| [name, state_of(name, waiting)] }
       extension = { loaded: Extension.loaded?, ruby: Extension::RUBY, path: Extension.path, error: Extension.error }
       Status.new.merge!({ version: VERSION, pgbus: pgbus_version, supported: SUPPORTED.to_s, extension:,
                           installed: installed?, reason: @reason, classes: })
     end
 
     private
+
+    def state_of(name, waiting)
+      native, reason = native?(name), @reasons[name]
+      service = if native || waiting then Service.of(name)
+                else Service.new(:original, "pgbus's own: #{reason || @reason}")
+                end
+      { native:, waiting:, reason:, **service.to_h }
+    end
 
     # Why nothing can be installed, and what to do about it. Without pgbus there is nothing to do, and no advice.
     def refusal
@@ -122,7 +143,10 @@ module PgbusNative
       elsif !@waiting
         @waiting = true
         # Runs on the thread that loads it; for others the namespace isn't there before the callback is through.
-        ::Pgbus.loader.on_load("Pgbus::Web::Streamer") { |loaded, _path| take_over(loaded) if @wanted }
+        ::Pgbus.loader.on_load("Pgbus::Web::Streamer") do |loaded, _path|
+          take_over(loaded) if @wanted
+          announce unless booting?
+        end
       end
     end
 
@@ -172,6 +196,26 @@ module PgbusNative
     ensure
       $VERBOSE = verbose
     end
+
+    # Of the environment, once.
+    def say_what_was_understood
+      return if @misunderstood
+
+      @misunderstood = Extension.misunderstanding
+      Kernel.warn "pgbus_native: #{@misunderstood}" if @misunderstood
+    end
+
+    # Once the app's initializers have run, in a process of Puma's: other ones (consoles, tasks) need no line.
+    def announce_after_boot
+      return if @announces || !defined?(::ActiveSupport) || !::ActiveSupport.respond_to?(:on_load)
+
+      @announces = true
+      installer = self # the block is run by the app
+      ::ActiveSupport.on_load(:after_initialize) { installer.announce }
+    end
+
+    # Whether Rails has initializers to run yet, which configure pgbus.
+    def booting? = defined?(::Rails.application) && !::Rails.application&.initialized?
 
     def complain
       kept = @reasons.compact

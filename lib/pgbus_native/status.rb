@@ -1,7 +1,8 @@
 # frozen_string_literal: true
 
 module PgbusNative
-  # What {PgbusNative.status} returns: a Hash for programs, text for people.
+  # What {PgbusNative.status} returns: a Hash for programs, text for people. It says of this process what each of the two
+  # classes does in it, not only whose the constant is.
   #
   #   { version: "0.1.0",
   #     pgbus: "0.14.1",                        # nil without pgbus
@@ -9,13 +10,21 @@ module PgbusNative
   #     extension: { loaded: true, ruby: "Ruby 3.3.8 x86_64-linux", path: "...", error: nil },
   #     installed: true,
   #     reason: nil,                            # why nothing is installed
-  #     classes: { OutboundPump: { native: true, waiting: false, reason: nil }, MasterHub: { ... } } }
+  #     classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: :serving,
+  #                                text: "serving 12 browsers, 4711 frames written" }, MasterHub: { ... } } }
   #
-  # `waiting`: it will be native when pgbus loads its streamer, which a process that never streams never does.
+  # `native`: pgbus's constant is the native class. `waiting`: it will be when pgbus loads its streamer, which a process that
+  # never streams never does. `reason`: why it is not, nor will be. `state` and `text`: see {Service}; `:original` where it
+  # is pgbus's own class that serves.
   class Status < Hash
     # @return [String]
     def to_s
       [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }].join("\n")
+    end
+
+    # @return [String] what the two classes do, in one line, for the log
+    def summary
+      self[:classes].map { |name, state| "#{name}: #{state[:text]}" }.join("; ")
     end
 
     private
@@ -32,11 +41,7 @@ module PgbusNative
     end
 
     def class_line(name, state)
-      text = if state[:native] then "native"
-             elsif state[:waiting] then "native as soon as pgbus loads its streamer"
-             else "pgbus's own: #{state[:reason] || self[:reason]}"
-             end
-      "  #{name.to_s.ljust(12)}  #{text}"
+      "  #{name.to_s.ljust(12)}  #{state[:text]}"
     end
   end
 end
