@@ -62,8 +62,7 @@ class RailsApp
 
   # @return [Array<Integer>] the processes of the workers
   def workers
-    processes = Open3.capture2("ps", "-A", "-o", "pid=,ppid=,args=")[0].lines.map { |line| line.split(" ", 3) }
-    processes.filter_map { |pid, parent, args| pid.to_i if parent.to_i == @master && args.include?("cluster worker") }
+    Processes.children(@master).filter_map { |process| process.pid if process.command.include?("cluster worker") }
   end
 
   def signal_master(name) = Process.kill(name, @master)
