@@ -97,7 +97,7 @@ class HubBench
 
     def reset
       @cpu = cpu
-      @memory = resident_kb
+      @memory = Processes.resident
     end
 
     def cpu_us = (cpu - @cpu) * 1e6

@@ -86,13 +86,20 @@ install_next_packages() {
   fi
 }
 
-# The archive and its keyring are those that this machine already trusts for its own release.
-add_next_suite() {
-  local site='' entry='' keyring
+# The archive and the keyring that this machine trusts for its own release: "URL FILE", without a file where apt's own
+# keys are meant.
+debian_archive() {
+  local site='' entry=''
   read -r site entry < <(apt-get indextargets --format '$(SITE) $(SOURCESENTRY) $(RELEASE) $(COMPONENT) $(CREATED_BY)' |
     awk '$5 == "Packages" && $4 == "main" && $3 !~ /security|updates|backports/ { print $1, $2; exit }') || true
+  [ -n "$site" ] || return
+  echo "$site" "$(sed -nE 's/^Signed-By: *([^ ]+).*/\1/p; s/.*signed-by=([^] ]+).*/\1/p' "${entry%:*}" | head -1)"
+}
+
+add_next_suite() {
+  local site='' keyring=''
+  read -r site keyring < <(debian_archive) || true
   [ -n "$site" ] || { complain "no Debian archive found in this machine's apt sources"; exit 1; }
-  keyring=$(sed -nE 's/^Signed-By: *([^ ]+).*/\1/p; s/.*signed-by=([^] ]+).*/\1/p' "${entry%:*}" | head -1)
   say "adding Debian $next_suite (for Ruby >= 3.3) with priority 100: $next_source"
   echo "deb ${keyring:+[signed-by=$keyring] }$site $next_suite main" | "${as_root[@]}" tee "$next_source" >/dev/null
   printf 'Package: *\nPin: release n=%s\nPin-Priority: 100\n' "$next_suite" | "${as_root[@]}" tee "$next_pin" >/dev/null
@@ -116,9 +123,9 @@ install_from_next_suite() { # PACKAGES...
   removed=$(sed -nE 's/^Remv ([^ ]+) .*/    \1/p' <<<"$plan")
   if [ -n "$upgraded$removed" ]; then
     say "installing $* from Debian $next_suite"
-    [ -z "$upgraded" ] || echo "  upgrades $(wc -l <<<"$upgraded") packages of this system to that release:" $'\n'"$upgraded"
-    [ -z "$removed" ] || echo "  removes:" $'\n'"$removed"
-    [[ "$upgraded" != *"base-files "* ]] || echo "  /etc/os-release will name that release afterwards."
+    [ -z "$upgraded" ] || printf '  upgrades %d packages of this system to that release:\n%s\n' "$(wc -l <<<"$upgraded")" "$upgraded"
+    [ -z "$removed" ] || printf '  removes:\n%s\n' "$removed"
+    [[ "$upgraded" != *" base-files "* ]] || echo "  /etc/os-release will name that release afterwards."
     consent || {
       [ "${new_suite:-no}" = no ] || remove_next_suite
       complain "nothing was installed from Debian $next_suite"

@@ -5,6 +5,7 @@ require "json"
 require "net/http"
 require "open3"
 require "tmpdir"
+require_relative "../../../support/processes"
 require_relative "wait"
 
 # The app in a temporary folder, and the Puma cluster that serves it.
