@@ -36,7 +36,8 @@ install_missing() {
   fi
   if [ ${#gems[@]} -gt 0 ]; then
     say "installing gems for $(command -v ruby): ${gems[*]}"
-    quietly ruby -S gem install --no-document "${gems[@]}"
+    # By no `gem` in PATH, which may be another Ruby's or a version manager's shell script.
+    quietly ruby -r rubygems/gem_runner -e 'Gem::GemRunner.new.run(ARGV)' -- install --no-document "${gems[@]}"
   fi
   if [ ${#crates[@]} -gt 0 ]; then
     say "installing ${crates[*]} (a few minutes)"

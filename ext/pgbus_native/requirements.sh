@@ -9,9 +9,7 @@ export LC_ALL=C
 
 minimum_rust=1.85 # `rust-version` of the workspace
 
-advice() {
-  cat <<TEXT
-Install what is missing, then try again:
+advice="Install what is missing, then try again:
 
   Debian, Ubuntu  apt-get install build-essential ruby-dev libclang-dev cargo
   Fedora          dnf install gcc make ruby-devel clang-devel cargo
@@ -19,9 +17,7 @@ Install what is missing, then try again:
   macOS           xcode-select --install, and brew install rust
 
 Where the system's Rust is too old (Debian before 13, for one), take it from https://rustup.rs.
-Where libclang is in an unusual place, set LIBCLANG_PATH to its folder.
-TEXT
-}
+Where libclang is in an unusual place, set LIBCLANG_PATH to its folder."
 
 lack() { printf '%s\t%s\n' "$1" "$2"; }
 found() { command -v "$1" >/dev/null 2>&1; }
@@ -150,7 +146,7 @@ check_libclang() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 case "$#:${1-}" in
-  1:--advice) advice ;;
+  1:--advice) echo "$advice" ;;
   1:?*) check_rust; check_compiler "$1"; check_make; check_libclang ;;
   *) echo "requirements.sh: takes the name of Ruby's C compiler, or --advice" >&2; exit 2 ;;
 esac
