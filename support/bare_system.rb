@@ -36,7 +36,7 @@ class BareSystem
       if !Process.uid.zero? then "it needs root"
       elsif !system("command -v debootstrap >/dev/null") then "it needs debootstrap (bin/setup --all brings it)"
       elsif !system(*NAMESPACES, "--mount-proc", "true", %i[out err] => IO::NULL) then "this machine allows no mounts"
-      elsif archive.empty? then "apt knows no Debian archive here"
+      elsif !File.read("/etc/os-release").match?(/^ID=debian$/) || archive.empty? then "apt knows no Debian archive here"
       end
     end
 

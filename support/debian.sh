@@ -1,10 +1,13 @@
 # shellcheck shell=bash
-# Debian's part of bin/setup: installs what `missing` names. Ruby >= 3.3 comes from the next release where this one's is
-# too old, beside this release's packages and behind them in priority; that upgrades some of them, so a person is asked.
+# Debian's part of bin/setup: installs what `missing` names, and writes what a command says into the file `log`. Ruby >= 3.3
+# comes from the next release where this one's is too old, beside this release's packages and behind them in priority.
+# That upgrades some of them, so a person is asked.
 
 next_suite=trixie
 next_source=/etc/apt/sources.list.d/pgbus_native-$next_suite.list
 next_pin=/etc/apt/preferences.d/pgbus_native-$next_suite
+unused_next_suite=no # Its source was added, and nothing was taken from it yet.
+as_root=()
 
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@"; }
 quietly() { "$@" >"$log" 2>&1 || { cat "$log" >&2; complain "failed: $*"; exit 1; }; }
@@ -24,10 +27,6 @@ install_missing() {
       esac
     done
   done
-  as_root=()
-  log=$(mktemp)
-  trap 'rm -f "$log"' EXIT
-
   if [ ${#packages[@]} -gt 0 ] || [ ${#next_packages[@]} -gt 0 ]; then
     become_root "${packages[@]}" "${next_packages[@]}"
     quietly apt update
@@ -73,11 +72,7 @@ want_no_cluster() {
 
 install_next_packages() {
   [ ${#next_packages[@]} -gt 0 ] || return 0
-  local new_suite=no
-  if ! candidate_reaches ruby 3.3 && ! knows_next_suite; then
-    add_next_suite
-    new_suite=yes
-  fi
+  candidate_reaches ruby 3.3 || knows_next_suite || add_next_suite
   # Also where Ruby is new enough because it is the next release's already: its libraries must be so too.
   if knows_next_suite; then
     install_from_next_suite "${next_packages[@]}"
@@ -102,17 +97,20 @@ add_next_suite() {
   read -r site keyring < <(debian_archive) || true
   [ -n "$site" ] || { complain "no Debian archive found in this machine's apt sources"; exit 1; }
   say "adding Debian $next_suite (for Ruby >= 3.3) with priority 100: $next_source"
+  unused_next_suite=yes
   echo "deb ${keyring:+[signed-by=$keyring] }$site $next_suite main" | "${as_root[@]}" tee "$next_source" >/dev/null
   printf 'Package: *\nPin: release n=%s\nPin-Priority: 100\n' "$next_suite" | "${as_root[@]}" tee "$next_pin" >/dev/null
   apt update >"$log" 2>&1 || {
     cat "$log" >&2
-    remove_next_suite
-    complain "Debian $next_suite can't be reached; its source was removed again"
+    complain "Debian $next_suite can't be reached; its source is removed again"
     exit 1
   }
 }
 
-remove_next_suite() {
+# However bin/setup ends, by Ctrl-C at its question too.
+clean_up() {
+  rm -f "$log"
+  [ "$unused_next_suite" = yes ] || return 0
   "${as_root[@]}" rm -f "$next_source" "$next_pin"
   apt update >/dev/null 2>&1 || true
 }
@@ -127,14 +125,11 @@ install_from_next_suite() { # PACKAGES...
     [ -z "$upgraded" ] || printf '  upgrades %d packages of this system to that release:\n%s\n' "$(wc -l <<<"$upgraded")" "$upgraded"
     [ -z "$removed" ] || printf '  removes:\n%s\n' "$removed"
     [[ "$upgraded" != *" base-files "* ]] || echo "  /etc/os-release will name that release afterwards."
-    consent || {
-      [ "${new_suite:-no}" = no ] || remove_next_suite
-      complain "nothing was installed from Debian $next_suite"
-      exit 1
-    }
+    consent || { complain "nothing was installed from Debian $next_suite"; exit 1; }
   else
     say "installing $*"
   fi
+  unused_next_suite=no
   quietly apt "${from_next[@]}"
 }
 

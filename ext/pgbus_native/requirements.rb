@@ -58,6 +58,6 @@ end
 
 if $PROGRAM_NAME == __FILE__
   refusal = Requirements.refusal
-  puts "ruby\tRuby #{Requirements::MINIMUM_RUBY} or newer: #{refusal} (#{RbConfig.ruby})" if refusal
+  puts "ruby\tRuby: #{refusal} (#{RbConfig.ruby})" if refusal
   Requirements.missing.each { |name, sentence| puts "#{name}\t#{sentence}" }
 end
