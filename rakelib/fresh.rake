@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# What `rake fresh` tries. Rust's container image has gcc, and libclang-cpp14 without libclang; trixie has a Rust of its own.
+# What `rake fresh` tries. trixie has a Rust of its own; Rust's container image has gcc, and libclang-cpp14 without libclang.
 FRESH_SYSTEMS = {
   "bookworm" => ["bookworm", {}],
   "trixie" => ["trixie", { rust: false }],
@@ -16,8 +16,9 @@ try_fresh = lambda do |names, users, commands|
     next
   end
 
+  host = `rustc -vV`[/^host: (.*)/, 1]
   ["Cargo.toml", LOAD_MANIFEST].each do |manifest|
-    sh "cargo", "fetch", "--quiet", "--locked", "--manifest-path", manifest, verbose: false
+    sh "cargo", "fetch", "--quiet", "--locked", "--target", host, "--manifest-path", manifest, verbose: false
   end
   names.product(users) do |name, user|
     suite, options = FRESH_SYSTEMS.fetch(name)
