@@ -25,6 +25,8 @@ RSpec.describe "Setting up" do
   before do
     FileUtils.mkdir_p([bin, libclang])
     library("libclang.#{linux ? "so" : "dylib"}")
+    FileUtils.mkdir_p("#{libclang}/clang/1/include")
+    File.write("#{libclang}/clang/1/include/stdarg.h", "")
     %w[cargo rustc].each { |tool| program(tool, "exec #{rust}/bin/#{tool} \"$@\"") }
     program("sudo", 'exec "$@"')
   end
@@ -72,6 +74,12 @@ RSpec.describe "Setting up" do
           expect(missing).to eq("libclang\tlibclang: not in LIBCLANG_PATH, which is '#{libclang}'\n")
         end
       end
+    end
+
+    bare = Dir["/usr/lib*/{clang,llvm*/lib*/clang}/*/include/stdarg.h"].empty? && system_path.none? { |path| File.exist?("#{path}/clang") }
+    it "includes clang's own headers, without which libclang reads none of Ruby's", if: bare do
+      FileUtils.rm_rf("#{libclang}/clang")
+      expect(missing).to start_with("libclang\tlibclang: #{libclang}/libclang.")
     end
 
     it "finds libclang in the loader's folders" do

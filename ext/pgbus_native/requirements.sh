@@ -97,7 +97,7 @@ any_libclang() {
     case "$system ${file##*/}" in
       *-cpp.*) ;;
       "Darwin libclang.dylib" | "Linux libclang.so" | "Linux libclang-"*.so | "Linux libclang.so."* | "Linux libclang-"*.so.*)
-        is_library "$file" && return 0 ;;
+        is_library "$file" && libclang=$file && return ;;
     esac
   done
   return 1
@@ -133,9 +133,25 @@ has_libclang() {
   fi
 }
 
+# C's headers that every compiler has its own of (stdarg.h). libclang takes them from its resource folder, which is a
+# package of its own here and there; or bindgen asks clang for its folders, where there is a clang.
+has_clang_headers() {
+  [ -z "${BINDGEN_EXTRA_CLANG_ARGS:-}" ] || return 0
+  found "${CLANG_PATH:-clang}" && return
+  folder=${libclang%/*}
+  for header in "$folder"/clang/*/include/stdarg.h "$folder"/../lib*/clang/*/include/stdarg.h \
+    /usr/lib*/clang/*/include/stdarg.h /usr/lib*/llvm*/lib*/clang/*/include/stdarg.h; do
+    [ -f "$header" ] && return
+  done
+  return 1
+}
+
 check_libclang() {
   system=$(uname 2>/dev/null || echo Linux)
-  has_libclang && return
+  if has_libclang; then
+    has_clang_headers || lack libclang "libclang: $libclang is there, clang's own headers (stdarg.h) are not"
+    return
+  fi
   if [ -n "${LIBCLANG_PATH+set}" ]; then
     lack libclang "libclang: not in LIBCLANG_PATH, which is '$LIBCLANG_PATH'"
   else
