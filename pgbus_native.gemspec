@@ -14,7 +14,7 @@ Gem::Specification.new do |spec|
   spec.platform = Gem::Platform::RUBY
 
   # What compiling and using it takes, and nothing else.
-  spec.files = Dir["Cargo.{toml,lock}", "ext/**/*.{rs,rb,toml}", "lib/**/*.rb", "sig/**/*.rbs",
+  spec.files = Dir["Cargo.{toml,lock}", "ext/**/*.{rs,rb,sh,toml}", "lib/**/*.rb", "sig/**/*.rbs",
                    "README.md", "CHANGELOG.md", "LICENSE", base: __dir__]
                .grep_v(%r{/(tests|benches|examples|fuzz|target)/|/tests\.rs\z}).sort
   spec.require_paths = ["lib"]

@@ -17,6 +17,7 @@ require "tmpdir"
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
 require "pgbus_or_standin"
 require "pgbus_native"
+require "processes"
 require_relative "report"
 require "pg"
 require "private_postgres"
@@ -96,18 +97,17 @@ class HubBench
 
     def reset
       @cpu = cpu
-      @memory = resident_kb
+      @memory = Processes.resident
     end
 
     def cpu_us = (cpu - @cpu) * 1e6
     def threads = count_threads - @threads
-    def memory_mb = (resident_kb - @memory) / 1024.0
+    def memory_mb = (Processes.resident - @memory) / 1024.0**2
 
     private
 
     def cpu = Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID)
     def count_threads = File.directory?("/proc/self/task") ? Dir.children("/proc/self/task").size : 0
-    def resident_kb = `ps -o rss= -p #{Process.pid}`.to_i
   end
 
   private

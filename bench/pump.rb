@@ -17,6 +17,7 @@ require "socket"
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
 require "pgbus_or_standin"
 require "pgbus_native"
+require "processes"
 require_relative "report"
 
 # One kind of pump, and what is measured of it.
@@ -181,7 +182,7 @@ class PumpBench
 
   def memory
     GC.start
-    `ps -o rss= -p #{Process.pid}`.to_i * 1024
+    Processes.resident
   end
 end
 

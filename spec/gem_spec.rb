@@ -2,6 +2,7 @@
 
 require "fileutils"
 require "open3"
+require "pty"
 require "rbconfig"
 require "rubygems/package"
 require "tmpdir"
@@ -36,7 +37,7 @@ RSpec.describe "the gem" do
 
     expect(files).to include("Cargo.toml", "Cargo.lock", "LICENSE", "ext/pgbus_native/extconf.rb", "lib/pgbus_native.rb")
     expect(files).to all(match(%r{\A(Cargo\.(toml|lock)|README\.md|CHANGELOG\.md|LICENSE|sig/.+\.rbs|lib/.+\.rb|
-                                    ext/pgbus_native/\w+\.rb|ext/\w+/Cargo\.toml|ext/\w+/src/.+\.rs)\z}x))
+                                    ext/pgbus_native/\w+\.(rb|sh)|ext/\w+/Cargo\.toml|ext/\w+/src/.+\.rs)\z}x))
     expect(files.grep(/tests?\b|spec|bench|fuzz/)).to be_empty
   end
 
@@ -45,12 +46,19 @@ RSpec.describe "the gem" do
   end
 
   it "names the same oldest Rust in its installer, in its manifest and wherever else it is named" do
-    load "#{root}/ext/pgbus_native/requirements.rb"
-    oldest = Requirements::MINIMUM_RUST
+    oldest = File.read("#{root}/ext/pgbus_native/requirements.sh")[/^minimum_rust=(\S+)/, 1]
 
     expect(File.read("#{root}/Cargo.toml")[/^rust-version = "(.*)"/, 1]).to eq(oldest)
-    expect(File.read("#{root}/bin/setup")).to include("Rust >= #{oldest}", "-ge #{oldest[/\d+\z/]} ]")
     expect(File.read("#{root}/README.md")).to include("with Rust #{oldest}")
+  end
+
+  it "names the same oldest Ruby in its specification, in its installer and in bin/setup" do
+    load "#{root}/ext/pgbus_native/requirements.rb"
+    oldest = Requirements::MINIMUM_RUBY
+
+    expect(Gem::Package.new(@gem).spec.required_ruby_version).to eq(Gem::Requirement.new(">= #{oldest}"))
+    expect(File.read("#{root}/bin/setup")).to include("Ruby #{oldest} or newer")
+    expect(File.read("#{root}/support/debian.sh")).to include("candidate_reaches ruby #{oldest}")
   end
 
   it "names every crate it is made of, with its reason, in docs/dependencies.md" do
@@ -82,9 +90,27 @@ RSpec.describe "the gem" do
       # itself are compiled from the files it holds. RubyGems would wipe that folder before and after.
       make = "make RB_SYS_CARGO_TARGET_DIR=#{root}/target CLEANOBJS= RUBYGEMS_CLEAN_DIRS="
       @env = foreign.call("GEM_HOME" => @home, "GEM_PATH" => [@home, *Gem.path].join(File::PATH_SEPARATOR))
-      installed, output = run(@env.merge("MAKE" => make), "gem", "install", "--local", "--no-document", @gem,
-                              chdir: @folder)
-      raise output unless installed
+      installed, @words = at_terminal(@env.merge("MAKE" => make), "gem", "install", "--local", "--no-document", @gem)
+      raise @words unless installed
+    end
+
+    # As a person sees it.
+    def at_terminal(env, *command)
+      words = +""
+      PTY.spawn(env, *command, chdir: @folder) do |output, _input, pid|
+        begin
+          words << output.readpartial(4_096) while true
+        rescue SystemCallError, EOFError
+          nil # The end of a terminal.
+        end
+        return [Process.wait2(pid).last.success?, words]
+      end
+    end
+
+    it "says at its beginning that it compiles for some minutes" do
+      expect(@words.lines.grep(/Building|compiling|Successfully/).map(&:chomp)).to match(
+        [/native extensions/, "pgbus_native: compiling its Rust code, which takes some minutes", /Successfully installed/]
+      )
     end
 
     it "loads from there, silently" do
@@ -162,7 +188,7 @@ RSpec.describe "the gem" do
       configured, output = configure({ "PATH" => "/nowhere" })
 
       expect(configured).to be(false)
-      expect(output).to include("Rust 1.85 or newer: cargo and rustc not found", "libclang-dev cargo", *systems)
+      expect(output).to include("Rust 1.85 or newer: cargo not found (PATH is /nowhere)", "libclang-dev cargo", *systems)
       expect(Dir.children(@folder)).not_to include("Makefile")
     end
 
@@ -171,14 +197,14 @@ RSpec.describe "the gem" do
       configured, output = configure({ "RUSTC" => "#{@folder}/old-rustc" })
 
       expect(configured).to be(false)
-      expect(output).to include("Rust 1.85 or newer: rustc is 1.63.0", "https://rustup.rs")
+      expect(output).to include("Rust 1.85 or newer: old-rustc is 1.63.0", "https://rustup.rs")
     end
 
     it "says that libclang is missing and how to install it" do
       configured, output = configure({ "LIBCLANG_PATH" => "/nowhere" })
 
       expect(configured).to be(false)
-      expect(output).to include('libclang: not found (LIBCLANG_PATH is "/nowhere")', *systems)
+      expect(output).to include("libclang: not in LIBCLANG_PATH, which is '/nowhere'", *systems)
     end
 
     {

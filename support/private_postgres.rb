@@ -39,6 +39,23 @@ class PrivatePostgres
       raise Error, "no PostgreSQL server programs (initdb, postgres) found; run bin/setup"
   end
 
+  # The user that PostgreSQL runs as where we are root, as whom it refuses to.
+  #
+  # @return [Etc::Passwd, nil]
+  def self.owner
+    return unless Process.uid.zero?
+
+    Etc.getpwnam("postgres")
+  rescue ArgumentError
+    raise Error, "PostgreSQL can't run as root and there is no user 'postgres'; run bin/setup or use another user"
+  end
+
+  # @raise [Error] if none can run here
+  def self.check
+    bindir
+    owner
+  end
+
   # A TCP port that was free a moment ago.
   def self.free_port
     TCPServer.open("127.0.0.1", 0) { |server| server.addr[1] }
@@ -108,15 +125,7 @@ class PrivatePostgres
 
   def bindir = @bindir ||= self.class.bindir
 
-  def owner
-    return unless Process.uid.zero?
-
-    @owner ||= begin
-      Etc.getpwnam("postgres")
-    rescue ArgumentError
-      raise Error, "PostgreSQL can't run as root and there is no user 'postgres'; run bin/setup or use another user"
-    end
-  end
+  def owner = @owner ||= self.class.owner
 
   # The command, as the user that PostgreSQL may run as.
   def as_owner(*command)

@@ -3,33 +3,12 @@
 require "rbconfig"
 
 # What a machine must have before the extension can be compiled, so that an installation that can't succeed ends with
-# advice instead of a compiler's error.
+# advice instead of a compiler's error. What concerns Ruby is here, the rest in requirements.sh, which needs no Ruby.
+#
+# Run as a program it prints a line for each thing that is missing: its name, a tab, a sentence. Any Ruby from 2.5 on can.
 module Requirements
   MINIMUM_RUBY = "3.3"
-  # `rust-version` of the workspace.
-  MINIMUM_RUST = "1.85"
-
-  # Where bindgen (through clang-sys) looks for libclang, in this order: LIBCLANG_PATH alone if it is set, else what
-  # llvm-config says, the loader's own path, and these.
-  LIBCLANG_FOLDERS = %w[
-    /usr/local/llvm*/lib* /usr/local/lib* /usr/local/lib*/* /usr/local/lib*/*/* /usr/lib* /usr/lib*/* /usr/lib*/*/*
-    /Library/Developer/CommandLineTools/usr/lib
-    /Applications/Xcode.app/Contents/Developer/Toolchains/XcodeDefault.xctoolchain/usr/lib
-    /usr/local/opt/llvm*/lib /opt/homebrew/opt/llvm*/lib
-  ].freeze
-  LIBCLANG_FILES = "{libclang.so,libclang-*.so,libclang.so.*,libclang-*.so.*,libclang.dylib}"
-
-  ADVICE = <<~TEXT
-    Install what is missing, then try again:
-
-      Debian, Ubuntu  apt-get install build-essential ruby-dev libclang-dev cargo
-      Fedora          dnf install gcc make ruby-devel clang-devel cargo
-      Alpine          apk add build-base ruby-dev clang-dev cargo
-      macOS           xcode-select --install, and brew install rust
-
-    Where the system's Rust is too old (Debian before 13, for one), take it from https://rustup.rs.
-    Where libclang is in an unusual place, set LIBCLANG_PATH to its folder.
-  TEXT
+  SCRIPT = File.join(__dir__, "requirements.sh")
 
   class << self
     # Why this Ruby can never load the extension, or nil.
@@ -45,63 +24,40 @@ module Requirements
       end
     end
 
-    # What has to be installed first, a line each; empty when the extension can be compiled.
+    # What has to be installed first; empty when the extension can be compiled.
     #
-    # @return [Array<String>]
+    # @return [Hash{String => String}] a sentence for each name
     def missing
-      [missing_rust, missing_compiler, missing_libclang].compact
+      lines = IO.popen(libclang_of_a_gem, ["/bin/sh", SCRIPT, RbConfig::CONFIG["CC"]], &:readlines)
+      lines.map { |line| line.chomp.split("\t", 2) }.to_h.merge(missing_headers)
+    end
+
+    # @return [String] how to install what is missing, by system
+    def advice
+      IO.popen(["/bin/sh", SCRIPT, "--advice"], &:read)
     end
 
     private
 
-    def missing_rust
-      # rb_sys was told to bring a toolchain of its own.
-      return unless ENV.fetch("RB_SYS_FORCE_INSTALL_RUST_TOOLCHAIN", "false") == "false"
+    def missing_headers
+      folder = RbConfig::CONFIG["rubyhdrdir"]
+      return {} if File.file?("#{folder}/ruby/ruby.h")
 
-      cargo = version_of(ENV.fetch("CARGO", "cargo"))
-      rustc = version_of(ENV.fetch("RUSTC", "rustc"))
-      if cargo.nil? || rustc.nil?
-        absent = { "cargo" => cargo, "rustc" => rustc }.select { |_, version| version.nil? }.keys.join(" and ")
-        "Rust #{MINIMUM_RUST} or newer: #{absent} not found (PATH is #{ENV["PATH"].inspect})"
-      elsif rustc < Gem::Version.new(MINIMUM_RUST)
-        "Rust #{MINIMUM_RUST} or newer: rustc is #{rustc}"
-      end
+      { "headers" => "Ruby's headers: no ruby/ruby.h in #{folder}" }
     end
 
-    def version_of(program)
-      text = IO.popen([program, "--version"], err: File::NULL, &:read)
-      number = text[/\d+\.\d+(\.\d+)?/] or return
-      Gem::Version.new(number)
-    rescue SystemCallError
-      nil
-    end
-
-    def missing_compiler
-      compiler = RbConfig::CONFIG["CC"].split.first
-      "A C compiler: #{compiler}, which compiled this Ruby, not found" unless version_of(compiler)
-    end
-
-    def missing_libclang
-      return if libclang_folders.any? { |folder| File.file?(folder) || Dir["#{folder}/#{LIBCLANG_FILES}"].any? }
-
-      where = ENV.key?("LIBCLANG_PATH") ? "LIBCLANG_PATH is #{ENV["LIBCLANG_PATH"].inspect}" : "LIBCLANG_PATH is not set"
-      "libclang: not found (#{where})"
-    end
-
-    def libclang_folders
-      return [ENV["LIBCLANG_PATH"]] if ENV.key?("LIBCLANG_PATH")
-
-      LIBCLANG_FOLDERS.flat_map { |pattern| Dir[pattern] } + loader_folders + [llvm_folder].compact
-    end
-
-    def loader_folders
-      %w[LD_LIBRARY_PATH DYLD_LIBRARY_PATH].flat_map { |name| ENV.fetch(name, "").split(File::PATH_SEPARATOR) }
-    end
-
-    def llvm_folder
-      IO.popen([ENV.fetch("LLVM_CONFIG_PATH", "llvm-config"), "--libdir"], err: File::NULL, &:read).strip
-    rescue SystemCallError
-      nil
+    # rb_sys takes libclang from the gem of that name, where it is installed.
+    def libclang_of_a_gem
+      require "libclang"
+      { "LIBCLANG_PATH" => Libclang.libdir }
+    rescue LoadError
+      {}
     end
   end
+end
+
+if $PROGRAM_NAME == __FILE__
+  refusal = Requirements.refusal
+  puts "ruby\tRuby: #{refusal} (#{RbConfig.ruby})" if refusal
+  Requirements.missing.each { |name, sentence| puts "#{name}\t#{sentence}" }
 end

@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "processes"
 require "rbconfig"
 require_relative "../support/hub_context"
 
@@ -36,14 +37,11 @@ RSpec.describe "The hub in a Puma cluster" do
   def live_workers
     Dir["#{folder}/*.heard"].filter_map do |file|
       pid = File.basename(file, ".heard").to_i
-      pid if heard(pid).include?("ready") && runs?(pid)
+      pid if heard(pid).include?("ready") && Processes.run?(pid)
     end
   end
 
   def heard(pid) = File.readlines("#{folder}/#{pid}.heard", chomp: true)
-
-  # A worker that ended is a zombie until Puma looks for it.
-  def runs?(pid) = !["", "Z"].include?(`ps -o state= -p #{pid}`.strip[0].to_s)
 
   def expect_served
     notify("chat", "wake #{@told = @told.to_i + 1}")
@@ -96,7 +94,7 @@ RSpec.describe "The hub in a Puma cluster" do
   it "leaves neither worker nor session when the master is killed (SIGKILL)" do
     before = live_workers
     Process.kill(:KILL, @master)
-    eventually("EOF") { before.all? { |pid| heard(pid).include?("EOF") || !runs?(pid) } }
+    eventually("EOF") { before.all? { |pid| heard(pid).include?("EOF") || !Processes.run?(pid) } }
     eventually("the session's end") { sessions.empty? }
   end
 

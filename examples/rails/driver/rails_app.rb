@@ -5,6 +5,7 @@ require "json"
 require "net/http"
 require "open3"
 require "tmpdir"
+require_relative "../../../support/processes"
 require_relative "wait"
 
 # The app in a temporary folder, and the Puma cluster that serves it.
@@ -62,8 +63,7 @@ class RailsApp
 
   # @return [Array<Integer>] the processes of the workers
   def workers
-    processes = Open3.capture2("ps", "-A", "-o", "pid=,ppid=,args=")[0].lines.map { |line| line.split(" ", 3) }
-    processes.filter_map { |pid, parent, args| pid.to_i if parent.to_i == @master && args.include?("cluster worker") }
+    Processes.children(@master).filter_map { |process| process.pid if process.command.include?("cluster worker") }
   end
 
   def signal_master(name) = Process.kill(name, @master)
