@@ -18,7 +18,7 @@ use super::worker::Worker;
 use crate::wire::Decoder;
 
 /// Bytes that are read from one worker before the others have their turn.
-const READ_BYTES: usize = 8 * 1024;
+const READ_BYTES: usize = 4 * 1024;
 /// Between two probes of a worker that is over its limit.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{self, Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::Poll;
 
 use rustix::io::FdFlags;
@@ -31,7 +32,8 @@ pub struct Socket {
     listener: Kept<UnixListener>,
     /// Absolute, since the process may change its folder meanwhile.
     path: PathBuf,
-    inode: (u64, u64),
+    /// None if another hub has put its own in the place before we could look.
+    inode: Option<Inode>,
     /// How often the file could not be made again, for the throttling of log lines.
     failures: u64,
 }
@@ -155,7 +157,7 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+        if self.inode.is_some() && self.inode == inode(&self.path) {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -164,7 +166,7 @@ impl Drop for Socket {
 type Inode = (u64, u64);
 
 /// Binds, sets the mode, then listens. Leaves no file behind if it fails.
-fn listen(path: &Path, reporter: &Reporter) -> Result<(Kept<UnixListener>, Inode), SocketError> {
+fn listen(path: &Path, reporter: &Reporter) -> Result<(Kept<UnixListener>, Option<Inode>), SocketError> {
     let mut call = "socket";
     let mut mode = Ok(());
     let listener = inherit::open(|| {
@@ -183,8 +185,7 @@ fn listen(path: &Path, reporter: &Reporter) -> Result<(Kept<UnixListener>, Inode
             path.display()
         ));
     }
-    let inode = inode(path).map_err(SocketError::of("stat", path))?;
-    Ok((listener, inode))
+    Ok((listener, inode(path)))
 }
 
 fn listening(socket: OwnedFd) -> io::Result<UnixListener> {
@@ -194,8 +195,8 @@ fn listening(socket: OwnedFd) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-fn inode(path: &Path) -> io::Result<Inode> {
-    fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+fn inode(path: &Path) -> Option<Inode> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 /// The file that was at the socket's path. It may be a living hub's, and so it comes back unless we take its place.
@@ -203,6 +204,9 @@ struct Replaced {
     path: PathBuf,
     aside: Option<PathBuf>,
 }
+
+/// Counts the names of files set aside, since one process may have several hubs.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 impl Replaced {
     fn set_aside(path: &Path) -> Result<Self, SocketError> {
@@ -215,14 +219,15 @@ impl Replaced {
         }
         let mut name = OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
-        name.push(format!(".{}", std::process::id()));
+        name.push(format!(".{}.{}", std::process::id(), NUMBER.fetch_add(1, Relaxed)));
         let aside = path.with_file_name(name);
-        if fs::rename(path, &aside).is_ok() {
-            return Ok(Self { aside: Some(aside), path: path.to_owned() });
+        match fs::rename(path, &aside) {
+            Ok(()) => Ok(Self { path: path.to_owned(), aside: Some(aside) }),
+            // Somebody else was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(nothing),
+            // The file system may not rename sockets.
+            Err(_) => fs::remove_file(path).map(|()| nothing).map_err(SocketError::of("unlink", path)),
         }
-        // The file system may not rename sockets.
-        fs::remove_file(path).map_err(SocketError::of("unlink", path))?;
-        Ok(nothing)
     }
 
     fn discard(mut self) {
