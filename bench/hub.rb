@@ -18,7 +18,7 @@ $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../sup
 require "pgbus_or_standin"
 require "pgbus_native"
 require_relative "report"
-require "pg"
+require_relative "timed_notifier"
 require "private_postgres"
 
 # One kind of hub, and what is measured of it.
@@ -241,19 +241,7 @@ class HubBench
     Process.wait(flood)
   end
 
-  def notify_at(rate, count)
-    connection = PG.connect(@postgres.url)
-    begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-    body = "x" * 500
-    count.times do |i|
-      wait = begun + (i / rate.to_f) - Process.clock_gettime(Process::CLOCK_MONOTONIC)
-      sleep wait if wait.positive?
-      sent = Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond)
-      connection.exec_params("SELECT pg_notify('pgmq.q_bench.INSERT', $1)", ["#{sent} #{i} #{body}"])
-    end
-  ensure
-    connection&.close
-  end
+  def notify_at(rate, count) = TimedNotifier.new(@postgres.url).send_at(rate, count)
 
   def complete(seen)
     { complete: seen["wakes"] == seen["expected"], evicted: seen["evicted"] }
