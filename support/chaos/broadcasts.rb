@@ -24,7 +24,7 @@ module Chaos
     # @return [Integer] the version of a stream that the database has
     def version(stream)
       @readers.synchronize do
-        @reader ||= PG.connect(@url)
+        @reader ||= connect
         @reader.exec_params("SELECT version FROM versions WHERE stream = $1", [stream]).values.dig(0, 0).to_i
       rescue PG::Error
         @reader = nil
@@ -34,12 +34,13 @@ module Chaos
       end
     end
 
-    def connection = @connection ||= PG.connect(@url)
-
     private
 
+    # The server's last words at a crash are no news here.
+    def connect = PG.connect(@url).tap { |connection| connection.set_notice_processor { nil } }
+
     def with_connection
-      yield connection
+      yield(@connection ||= connect)
       true
     rescue PG::Error
       @connection = nil

@@ -26,6 +26,7 @@ module Chaos
 
     def serve(near)
       far = TCPSocket.new("127.0.0.1", @port)
+      [near, far].each { |socket| socket.setsockopt(Socket::IPPROTO_TCP, Socket::TCP_NODELAY, 1) }
       [[near, far], [far, near]].each { |from, to| Thread.new { pass_on(from, to) } }
     rescue SystemCallError
       near.close

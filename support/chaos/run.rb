@@ -8,7 +8,7 @@ module Chaos
     # How often the p99 beside good neighbours the p99 beside misbehaving ones may be; and the milliseconds that a
     # shared machine is forgiven.
     FACTOR = 2
-    SLACK_MS = 50
+    SLACK_MS = 20
 
     def initialize(postgres, host, line)
       @host = host
