@@ -19,7 +19,7 @@ require "pgbus_or_standin"
 require "pgbus_native"
 require "processes"
 require_relative "report"
-require "pg"
+require_relative "timed_notifier"
 require "private_postgres"
 
 # One kind of hub, and what is measured of it.
@@ -51,6 +51,20 @@ class HubBench
         notify_at(rate, rate * seconds)
       end
       { p50: seen["p50"], p99: seen["p99"], cpu_us: meter.cpu_us / seen["wakes"], **complete(seen) }
+    end
+  end
+
+  # Milliseconds from NOTIFY to a worker, while others read a stream of 1,000 ephemeral wakes of 2 KB a second, each as
+  # its kind does.
+  def beside(kind, count, rate: 100, seconds: 8)
+    measure do |path, meter|
+      misbehaving(kind, path, count) do
+        seen = load_clients(path, workers: 1, wakes: rate * seconds) do
+          meter.reset
+          flooding { notify_at(rate, rate * seconds) }
+        end
+        { p50: seen["p50"], p99: seen["p99"], **complete(seen) }
+      end
     end
   end
 
@@ -201,19 +215,33 @@ class HubBench
     end
   end
 
-  def notify_at(rate, count)
-    connection = PG.connect(@postgres.url)
-    begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-    body = "x" * 500
-    count.times do |i|
-      wait = begun + (i / rate.to_f) - Process.clock_gettime(Process::CLOCK_MONOTONIC)
-      sleep wait if wait.positive?
-      sent = Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond)
-      connection.exec_params("SELECT pg_notify('pgmq.q_bench.INSERT', $1)", ["#{sent} #{i} #{body}"])
+  def misbehaving(kind, path, count)
+    return yield if count.zero?
+
+    IO.popen([LOAD, "misbehave", kind, path, count.to_s], "r+") do |workers|
+      workers.gets
+      yield
+    ensure
+      workers.close_write
     end
-  ensure
-    connection&.close
   end
+
+  # Wakes of the stream "hot" while the block runs.
+  def flooding
+    flood = spawn(RbConfig.ruby, "-rpg", "-e", <<~RUBY, @postgres.url)
+      connection = PG.connect(ARGV[0])
+      loop do
+        connection.exec("SELECT pg_notify('pgmq.q_hot.INSERT', n || repeat('x', 2000)) FROM generate_series(1, 10) n")
+        sleep 0.01
+      end
+    RUBY
+    yield
+  ensure
+    Process.kill(:KILL, flood)
+    Process.wait(flood)
+  end
+
+  def notify_at(rate, count) = TimedNotifier.new(@postgres.url).send_at(rate, count)
 
   def complete(seen)
     { complete: seen["wakes"] == seen["expected"], evicted: seen["evicted"] }
@@ -255,6 +283,14 @@ PrivatePostgres.run do |postgres|
   report.line("  p99: ms", theirs&.fetch(:p99), ours[:p99], "%.2f", "<= 1/3 x")
   report.line("  CPU per frame: µs", theirs&.fetch(:cpu_us), ours[:cpu_us], "%.2f")
   report.note("not complete: #{ours} #{theirs}") unless [ours, theirs].compact.all? { |seen| seen[:complete] }
+
+  [["slow", 0], ["slow", 1], ["slow", 4], ["slow", 16], ["talkative", 1]].each do |kind, count|
+    ours = native.beside(kind, count)
+    theirs = ruby&.beside(kind, count)
+    report.line("a worker beside #{count} #{kind} ones, NOTIFY to worker, p50: ms", theirs&.fetch(:p50), ours[:p50], "%.2f")
+    report.line("  p99: ms", theirs&.fetch(:p99), ours[:p99], "%.2f", count.zero? ? "" : "<= 2 x that of 0")
+    report.note("not complete: #{ours} #{theirs}") unless [ours, theirs].compact.all? { |seen| seen[:complete] }
+  end
 
   ours = native.crowd
   theirs = ruby&.crowd(streams: 1) # more would take it minutes

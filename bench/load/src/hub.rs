@@ -34,12 +34,19 @@ pub fn storm(args: &[String]) -> Result<(), String> {
     subscribe_one_by_one(socket, subs).map_err(|error| error.to_string())
 }
 
-fn number(name: &str, text: &str) -> Result<usize, String> {
+/// A number among the arguments.
+pub fn number(name: &str, text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| format!("{name} must be a number, got {text:?}"))
 }
 
-fn sub(queue: &str) -> Vec<u8> {
-    let text = json!({ "t": "sub", "q": queue }).to_string();
+/// The frame that subscribes to a queue.
+pub fn sub(queue: &str) -> Vec<u8> {
+    frame(&json!({ "t": "sub", "q": queue }))
+}
+
+/// A frame of this content.
+pub fn frame(content: &Value) -> Vec<u8> {
+    let text = content.to_string();
     [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 mod drain;
 mod hub;
+mod misbehave;
 mod raw;
 mod sse;
 mod stats;
@@ -14,6 +15,7 @@ type Client = fn(&[String]) -> Result<(), String>;
 const CLIENTS: &[(&str, &str, Client)] = &[
     ("sse", "ADDRESS CLIENTS PATH SINCE", sse::run),
     ("hub", "SOCKET WORKERS STREAMS WAKES SECONDS", hub::run),
+    ("misbehave", "KIND SOCKET WORKERS", misbehave::run),
     ("drain", "CONNECTIONS STALLED RECEIVE_BUFFER FRAMES SECONDS", drain::run),
     ("raw", "PORT CONNECTIONS FRAMES SIZE", raw::run),
     ("storm", "SOCKET SUBS", hub::storm),

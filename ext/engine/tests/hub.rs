@@ -3,15 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{never, Receiver};
-use pgbus_native_engine::hub::{
-    Event, Hub, Limits, Options, Session, StartError, WorkerId, MAX_PATH_BYTES, MAX_SUBSCRIPTIONS,
-};
+use pgbus_native_engine::hub::{Event, Hub, Limits, Options, Session, WorkerId, MAX_SUBSCRIPTIONS};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,12 +22,8 @@ struct Fixture {
 
 impl Fixture {
     fn new(limits: Limits) -> Self {
-        Self::at(limits, |folder| folder.join("hub.sock"))
-    }
-
-    fn at(limits: Limits, path: impl FnOnce(&Path) -> PathBuf) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let path = path(folder.path());
+        let path = folder.path().join("hub.sock");
         let options = Options {
             socket_path: path.clone(),
             status_interval: Duration::from_secs(60),
@@ -206,6 +199,66 @@ fn a_worker_that_does_not_read_is_evicted_and_the_others_are_served() {
     eventually(|| (stats.workers.get(), stats.subscriptions.get(), stats.queued_frames.get()) == (1, 1, 0));
 }
 
+/// Invariant 10: what is sent while a worker is over its limit, and not given up yet, arrives as ever.
+#[test]
+fn nobody_waits_for_a_worker_that_is_over_its_limit() {
+    let fixture = Fixture::new(Limits { durable: 4, hard: 1024 });
+    let (mut chat, _wedged) = (fixture.subscriber(&["chat"]), fixture.subscriber(&["filler"]));
+    stall(&fixture);
+    for i in 0..1100 {
+        fixture.wake("filler", Some(&i.to_string()));
+    }
+    fixture.wake("chat", Some("now"));
+    assert_eq!(chat.hear(), r#"{"t":"wake","q":"chat","p":"now"}"#);
+    let stats = fixture.hub.stats();
+    assert_eq!((stats.evicted_workers.get(), stats.workers.get()), (0, 2));
+}
+
+/// Invariant 12: a worker that reads on, too slowly for what comes, is given up when too much memory is taken by it.
+#[test]
+fn a_worker_that_reads_too_slowly_is_evicted_at_its_limit_in_bytes() {
+    let fixture = Fixture::new(LIMITS);
+    let mut slow = fixture.subscriber(&["filler"]);
+    let stats = fixture.hub.stats();
+    let mut sent = 0;
+    while stats.evicted_workers.get() == 0 {
+        for _ in 0..10 {
+            fixture.wake("filler", Some(&"x".repeat(50_000)));
+            sent += 1;
+        }
+        // It is never without progress, whatever the time that this takes.
+        let _ = slow.0.read(&mut [0; 60_000]);
+        assert!(stats.queued_frames.get() < 128);
+    }
+    assert!(sent > LIMITS.hard);
+}
+
+/// Invariant 10: a worker that talks without end neither keeps the others' wakes from them nor the hub from its end.
+#[test]
+fn a_worker_that_talks_without_end_has_its_turns_and_no_more() {
+    let fixture = Fixture::new(LIMITS);
+    let mut chat = fixture.subscriber(&["chat"]);
+    let talkers: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&fixture.path).unwrap();
+            let json = br#"{"t":"unsub","q":"talk"}"#;
+            let words = [&(json.len() as u32).to_be_bytes()[..], json].concat().repeat(10_000);
+            std::thread::spawn(move || while stream.write_all(&words).is_ok() {})
+        })
+        .collect();
+    eventually(|| fixture.hub.stats().workers.get() == 3);
+    let begun = Instant::now();
+    for i in 0..200 {
+        fixture.wake("chat", Some(&i.to_string()));
+        assert_eq!(chat.hear(), format!(r#"{{"t":"wake","q":"chat","p":"{i}"}}"#));
+    }
+    assert!(begun.elapsed() < PATIENCE, "the wakes waited for the talkers");
+    assert!(talkers.iter().all(|talker| !talker.is_finished()));
+    fixture.hub.stop();
+    assert!(fixture.hub.ended(PATIENCE, &fixture.interrupt));
+    talkers.into_iter().for_each(|talker| talker.join().unwrap());
+}
+
 /// Invariant 12.
 #[test]
 fn a_worker_that_subscribes_without_end_is_severed() {
@@ -265,56 +318,6 @@ fn it_stops_whatever_the_workers_do() {
     assert!(!fixture.path.exists());
     assert_eq!(fixture.event(), Event::RemoveListening { queue: "filler".into() });
     assert_eq!(fixture.hub.next_event(&fixture.interrupt), Ok(None));
-}
-
-#[test]
-fn the_socket_is_its_owners_and_replaces_what_was_there() {
-    let fixture = Fixture::new(LIMITS);
-    assert_eq!(std::fs::metadata(&fixture.path).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(std::fs::read_dir(fixture._folder.path()).unwrap().count(), 1);
-}
-
-#[test]
-fn a_path_that_does_not_fit_is_refused() {
-    let options = Options {
-        socket_path: format!("/tmp/{}", "x".repeat(200)).into(),
-        status_interval: Duration::from_secs(1),
-        limits: LIMITS,
-        health_check: Duration::from_millis(250),
-        session: Session::Ruby,
-    };
-    let started = Hub::spawn(options).unwrap().started(&never()).unwrap();
-    assert!(matches!(started, Err(StartError::PathTooLong { length: 205 })));
-}
-
-#[test]
-fn every_path_that_fits_into_a_socket_address_works() {
-    for length in MAX_PATH_BYTES - 12..=MAX_PATH_BYTES {
-        for name in ["s.io", "hub.sock", "a-long-name-of-a-socket"] {
-            let fixture = Fixture::at(LIMITS, |folder| {
-                let rest = length - folder.as_os_str().len() - name.len() - 2;
-                let folder = folder.join("x".repeat(rest));
-                std::fs::create_dir(&folder).unwrap();
-                folder.join(name)
-            });
-            assert_eq!(fixture.path.as_os_str().len(), length);
-            fixture.subscriber(&["chat"]);
-            let beside = std::fs::read_dir(fixture.path.parent().unwrap()).unwrap();
-            assert_eq!(beside.count(), 1);
-        }
-    }
-}
-
-#[test]
-fn folders_that_others_left_beside_the_socket_are_no_obstacle() {
-    let fixture = Fixture::at(LIMITS, |folder| {
-        for left in [".0", ".1", ".2"] {
-            std::fs::create_dir(folder.join(left)).unwrap();
-        }
-        folder.join("hub.sock")
-    });
-    fixture.subscriber(&["chat"]);
-    assert_eq!(std::fs::read_dir(fixture.path.parent().unwrap()).unwrap().count(), 4);
 }
 
 #[test]

@@ -223,7 +223,9 @@ fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error
 fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     match error {
         StartError::PathTooLong { .. } => Error::new(ruby.exception_arg_error(), error.to_string()),
-        StartError::System(system) => system_call_error(ruby, system, what)
+        StartError::Socket(socket) => system_call_error(ruby, &socket.what(), socket.errno())
+            .unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string())),
+        StartError::System(system) => system_call_error(ruby, what, system.raw_os_error())
             .unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string())),
         StartError::Connect(ConnectError::Failed(_)) => engine_error(ruby, "ConnectionFailed", error),
         StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
@@ -232,8 +234,8 @@ fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     }
 }
 
-fn system_call_error(ruby: &Ruby, error: &std::io::Error, what: &str) -> Option<Error> {
-    let errno = error.raw_os_error()?;
+fn system_call_error(ruby: &Ruby, what: &str, errno: Option<i32>) -> Option<Error> {
+    let errno = errno?;
     let class: ExceptionClass = ruby.class_object().const_get("SystemCallError").ok()?;
     let exception = class.new_instance((what.into_value_with(ruby), errno)).ok()?;
     Some(exception.into())

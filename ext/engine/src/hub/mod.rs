@@ -5,10 +5,12 @@
 //! | `mod.rs` | [`Hub`]: the handle that other threads hold |
 //! | `run.rs` | the hub's thread, from its first to its last line |
 //! | `router.rs` | who gets which wake; sub, unsub, ack, status, eviction |
+//! | `streams.rs` | the routing table, and the acks that wait for the session |
+//! | `health.rs` | whether the session is up |
 //! | `serve.rs` | one task for each worker |
-//! | `worker.rs` | one worker: its connection, and how long the hub waits for it |
+//! | `worker.rs` | one worker: its connection, and when it is given up |
 //! | `outbox.rs` | what waits for one worker, and what is left out |
-//! | `socket.rs` | the Unix socket |
+//! | `socket.rs`, `accept.rs` | the Unix socket, its file and who connects |
 //! | `reporter.rs`, `stats.rs` | log lines and figures |
 
 use std::convert::Infallible;
@@ -25,6 +27,8 @@ use crate::listen;
 use crate::log::Line;
 use crate::session::{News, Queue, NEWS_CAPACITY};
 
+mod accept;
+mod health;
 mod outbox;
 mod reporter;
 mod router;
@@ -32,10 +36,11 @@ mod run;
 mod serve;
 mod socket;
 mod stats;
+mod streams;
 mod worker;
 
 pub use outbox::Limits;
-pub use socket::MAX_PATH_BYTES;
+pub use socket::{SocketError, MAX_PATH_BYTES};
 pub use stats::{Figure, Stats};
 pub use worker::WorkerId;
 
@@ -124,7 +129,10 @@ pub enum StartError {
     /// There is no session.
     #[error(transparent)]
     Connect(#[from] listen::ConnectError),
-    /// A system call for the socket or the thread failed.
+    /// The socket can't be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A system call for the thread failed.
     #[error("{0}")]
     System(#[from] io::Error),
     /// [`Hub::stop`] was called meanwhile.
@@ -220,7 +228,7 @@ impl Hub {
         }
     }
 
-    /// Passes on a wake of the Ruby session. Waits while the hub waits for a slow worker.
+    /// Passes on a wake of the Ruby session. Waits while the hub has not taken the ones before it.
     ///
     /// # Errors
     /// `interrupt` came first, and the wake was not taken.

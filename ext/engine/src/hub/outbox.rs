@@ -7,13 +7,27 @@ use bytes::Bytes;
 
 use crate::session::Queue;
 
+/// Bytes that may wait for a worker, for each frame of its hard limit. The longest NOTIFY has 8,000 bytes and 48,000 as
+/// JSON, so a worker never reaches its limit in bytes before its limit in frames.
+const BYTES_PER_FRAME: usize = 64 * 1024;
+/// Memory that a waiting frame takes beside its bytes: the queue's entry, the allocation's head and its spare room.
+const FRAME_OVERHEAD: usize = 192;
+
 /// When an outbox leaves wakes out, and when it is too much.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Durable wakes that may wait although an earlier one of the same stream waits too.
     pub durable: usize,
-    /// Frames that are never dropped (acks, status, ephemeral wakes) that may wait.
+    /// Frames that are never dropped (acks, status, ephemeral wakes) that may wait for a worker that reads nothing. A
+    /// worker that reads, only slower than PostgreSQL sends in a burst, may have more: 64 KiB of memory for each.
     pub hard: usize,
+}
+
+impl Limits {
+    /// Memory that the frames of one worker may take, whether it reads or not.
+    fn bytes(self) -> usize {
+        self.hard.saturating_mul(BYTES_PER_FRAME)
+    }
 }
 
 /// One FIFO of frames. Bounded by [`Limits`] and by the number of streams: beyond the durable limit, a stream that has
@@ -27,19 +41,21 @@ pub struct Outbox {
     taken: usize,
     durable: HashMap<Queue, usize>,
     durable_frames: usize,
+    /// Memory of all frames, with [`FRAME_OVERHEAD`].
+    bytes: usize,
 }
 
 impl Outbox {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, frames: VecDeque::new(), taken: 0, durable: HashMap::new(), durable_frames: 0 }
+        Self { limits, frames: VecDeque::new(), taken: 0, durable: HashMap::new(), durable_frames: 0, bytes: 0 }
     }
 
-    /// Adds a frame that is never dropped; the caller looks at [`Self::overfull`].
+    /// Adds a frame that is never dropped; the caller looks at [`Self::is_overfull`] and [`Self::is_too_large`].
     pub fn push(&mut self, frame: Bytes) {
-        self.frames.push_back((frame, None));
+        self.append(frame, None);
     }
 
-    /// Adds a durable wake of `queue`, or leaves it out as redundant: false.
+    /// Adds a durable wake of `queue`. Returns false if it is redundant and was left out.
     pub fn push_durable(&mut self, queue: &Queue, frame: Bytes) -> bool {
         let over = self.durable_frames >= self.limits.durable;
         if over && self.durable.contains_key(queue) {
@@ -47,8 +63,13 @@ impl Outbox {
         }
         *self.durable.entry(queue.clone()).or_default() += 1;
         self.durable_frames += 1;
-        self.frames.push_back((frame, Some(queue.clone())));
+        self.append(frame, Some(queue.clone()));
         true
+    }
+
+    fn append(&mut self, frame: Bytes, durable: Option<Queue>) {
+        self.bytes += frame.len() + FRAME_OVERHEAD;
+        self.frames.push_back((frame, durable));
     }
 
     /// Frames that wait, the one that the socket has a part of included.
@@ -65,12 +86,17 @@ impl Outbox {
         self.frames.len() - self.durable_frames
     }
 
-    /// Whether more frames wait than a worker may leave unread.
-    pub fn overfull(&self) -> bool {
+    /// Whether more frames wait than a worker may have that reads nothing.
+    pub fn is_overfull(&self) -> bool {
         self.kept() > self.limits.hard
     }
 
-    /// The bytes to write next, as many pieces as fit into `slices`; gives their number.
+    /// Whether the frames take more memory than any worker may have.
+    pub fn is_too_large(&self) -> bool {
+        self.bytes > self.limits.bytes()
+    }
+
+    /// Fills `slices` with the bytes to write next, and returns the number of pieces.
     pub fn fill<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let mut skip = self.taken;
         let mut count = 0;
@@ -82,7 +108,7 @@ impl Outbox {
         count
     }
 
-    /// The socket took so many bytes. Gives the number of frames that are through.
+    /// Forgets `bytes` that the socket took. Returns the number of frames that it has taken whole.
     pub fn took(&mut self, bytes: usize) -> usize {
         let mut left = self.taken + bytes;
         let mut through = 0;
@@ -91,6 +117,7 @@ impl Outbox {
                 break;
             }
             left -= frame.len();
+            self.bytes -= frame.len() + FRAME_OVERHEAD;
             through += 1;
             if let Some((_, Some(queue))) = self.frames.pop_front() {
                 self.forget(&queue);
@@ -175,12 +202,26 @@ mod tests {
         }
         outbox.push(frame("a"));
         outbox.push(frame("b"));
-        assert!(!outbox.overfull());
+        assert!(!outbox.is_overfull());
         outbox.push(frame("c"));
-        assert!(outbox.overfull());
+        assert!(outbox.is_overfull());
         outbox.took(51);
-        assert!(!outbox.overfull());
+        assert!(!outbox.is_overfull());
         assert_eq!(waiting(&outbox), "bc");
+    }
+
+    /// Invariant 12, for a worker that reads more slowly than PostgreSQL sends, and for frames of any size.
+    #[test]
+    fn memory_is_limited_whatever_the_size_of_the_frames() {
+        for size in [1, 500, 48_000, 4 * 1024 * 1024] {
+            let mut outbox = outbox(4, 8);
+            let frame = Bytes::from(vec![b'x'; size]);
+            while !outbox.is_too_large() {
+                outbox.push(frame.clone());
+            }
+            assert!(outbox.len() * (size + FRAME_OVERHEAD) <= 8 * BYTES_PER_FRAME + size + FRAME_OVERHEAD, "{size}");
+            assert!(size > 48_000 || outbox.is_overfull(), "{size}: frames come first");
+        }
     }
 
     proptest! {
@@ -210,7 +251,7 @@ mod tests {
             }
             prop_assert_eq!(seen, expected);
             prop_assert_eq!(through, count);
-            prop_assert!(outbox.durable.is_empty() && outbox.durable_frames == 0);
+            prop_assert!(outbox.durable.is_empty() && outbox.durable_frames == 0 && outbox.bytes == 0);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The hub's thread: session first, then the socket, then its tasks, until it is told to stop.
 
+use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,13 +9,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, Notify};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::task::{yield_now, JoinSet, LocalSet};
 use tokio::time::sleep;
 
+use super::accept::accept;
 use super::reporter::Reporter;
-use super::router::{Asked, Router};
-use super::serve::serve;
-use super::socket::{Accepted, Socket};
+use super::router::{Input, Router, SessionKind, SharedRouter};
+use super::socket::Socket;
 use super::stats::Stats;
 use super::{Event, Options, Session, StartError, Told, MAX_PATH_BYTES};
 use crate::listen;
@@ -24,8 +25,6 @@ use crate::session::{News, Wishes, NEWS_CAPACITY};
 const ACK_GRACE: Duration = Duration::from_secs(1);
 /// How often overdue acks are looked for, while acks wait.
 const OVERDUE_CHECK: Duration = Duration::from_millis(50);
-/// How long accepting rests after an error, such as too many open files.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// News that are passed on before the sockets are written to; also what one vectored write can take.
 const BATCH: usize = 64;
 
@@ -59,78 +58,76 @@ async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
     let Ends { stats, stop, started, events, wakes, wake_arrived, told } = ends;
     let (send_news, news) = mpsc::channel(NEWS_CAPACITY);
     let wishes = Wishes::new();
-    let asked = match options.session {
-        Session::Native(_) => Asked::Native(wishes.clone()),
-        Session::Ruby => Asked::Ruby,
+    let kind = match options.session {
+        Session::Native(_) => SessionKind::Native(wishes.clone()),
+        Session::Ruby => SessionKind::Ruby,
     };
-    let router =
-        Rc::new(Router::new(asked, options.limits, options.health_check + ACK_GRACE, stats, Reporter::new(events)));
+    let reporter = Rc::new(Reporter::new(events));
+    let router = Router::new(kind, options.limits, options.health_check + ACK_GRACE, stats, reporter.clone());
+    let router: SharedRouter = Rc::new(RefCell::new(router));
     let mut tasks = JoinSet::new();
     match &options.session {
         Session::Native(connection) => {
-            let log = |line| router.reporter.log(line);
+            let log = |line| reporter.log(line);
             let first = tokio::select! {
                 first = listen::connect(connection, &log) => first?,
                 () = stop.notified() => return Err(StartError::Stopped),
             };
-            let session = listen(router.clone(), first, connection.clone(), options.health_check, wishes, send_news);
+            let session = listen(reporter.clone(), first, connection.clone(), options.health_check, wishes, send_news);
             tasks.spawn_local(session);
             tasks.spawn_local(tick(router.clone(), options.status_interval));
         }
         Session::Ruby => _ = tasks.spawn_local(forward(wakes, wake_arrived, send_news)),
     }
-    router.up();
-    let socket = bind(&options)?;
+    router.borrow_mut().up();
+    let socket = bind(&options, &reporter)?;
     let _ = started.send(Ok(()));
     tasks.spawn_local(pass_on(router.clone(), news));
     tasks.spawn_local(take_told(router.clone(), told));
     tasks.spawn_local(ack_overdue(router.clone()));
-    tasks.spawn_local(accept(router.clone(), socket));
+    tasks.spawn_local(accept(router.clone(), reporter, socket, options.status_interval));
     tokio::select! {
         () = stop.notified() => {}
         // None of these tasks ends by itself, except by a panic.
         Some(Err(ended)) = tasks.join_next() => {
             if let Ok(panic) = ended.try_into_panic() {
-                router.sever_all();
+                router.borrow_mut().disconnect_all();
                 std::panic::resume_unwind(panic);
             }
         }
     }
-    router.sever_all();
+    router.borrow_mut().disconnect_all();
     tasks.shutdown().await;
     Ok(())
 }
 
 async fn listen(
-    router: Rc<Router>,
+    reporter: Rc<Reporter>,
     first: listen::FirstSession,
     connection: Box<listen::Options>,
     health_check: Duration,
     wishes: Wishes,
     news: mpsc::Sender<News>,
 ) {
-    let log = |line| router.reporter.log(line);
+    let log = |line| reporter.log(line);
     listen::run(first, &connection, health_check, &wishes, &news, &log).await;
 }
 
-fn bind(options: &Options) -> Result<Socket, StartError> {
+fn bind(options: &Options, reporter: &Reporter) -> Result<Socket, StartError> {
     let length = options.socket_path.as_os_str().len();
     if length > MAX_PATH_BYTES {
         return Err(StartError::PathTooLong { length });
     }
-    Ok(Socket::bind(&options.socket_path)?)
+    Ok(Socket::bind(&options.socket_path, reporter)?)
 }
 
 /// Passes on what the session tells, in batches: one system call a worker for all that came at once.
-async fn pass_on(router: Rc<Router>, mut news: mpsc::Receiver<News>) {
+async fn pass_on(router: SharedRouter, mut news: mpsc::Receiver<News>) {
     let mut batch = Vec::with_capacity(BATCH);
     while news.recv_many(&mut batch, BATCH).await > 0 {
-        for one in batch.drain(..) {
-            router.news(one).await;
-        }
-        router.flush();
+        router.borrow_mut().handle(batch.drain(..).map(Input::News));
         // The workers' own tasks have their turn between two batches of a burst.
-        tokio::task::yield_now().await;
+        yield_now().await;
     }
     std::future::pending().await
 }
@@ -145,69 +142,31 @@ async fn forward(wakes: Receiver<News>, arrived: Arc<Notify>, news: mpsc::Sender
     }
 }
 
-async fn take_told(router: Rc<Router>, mut told: mpsc::UnboundedReceiver<Told>) {
+async fn take_told(router: SharedRouter, mut told: mpsc::UnboundedReceiver<Told>) {
     while let Some(one) = told.recv().await {
-        match one {
-            Told::Answer { worker, queue, failure } => router.answered_for(worker, &queue, failure.as_deref()),
-            Told::Health(up) => {
-                if up {
-                    router.up();
-                } else {
-                    router.down("its listener is not connected".to_owned());
-                }
-                router.tick();
-            }
-        }
-        router.flush();
+        router.borrow_mut().handle([Input::Told(one)]);
     }
     std::future::pending().await
 }
 
-async fn ack_overdue(router: Rc<Router>) {
+async fn ack_overdue(router: SharedRouter) {
+    let pending = router.borrow().ack_pending();
     loop {
-        router.awaiting.notified().await;
-        while router.ack_overdue() {
-            router.flush();
+        pending.notified().await;
+        loop {
+            // The borrow ends here, before the wait.
+            let more = router.borrow_mut().ack_overdue();
+            if !more {
+                break;
+            }
             sleep(OVERDUE_CHECK).await;
         }
-        router.flush();
     }
 }
 
-async fn tick(router: Rc<Router>, interval: Duration) {
+async fn tick(router: SharedRouter, interval: Duration) {
     loop {
         sleep(interval).await;
-        router.tick();
-    }
-}
-
-async fn accept(router: Rc<Router>, socket: Socket) {
-    let mut workers = JoinSet::new();
-    let mut failures = 0_u64;
-    loop {
-        tokio::select! {
-            accepted = socket.accept() => match accepted {
-                Ok(Accepted::Worker(stream)) => {
-                    failures = 0;
-                    workers.spawn_local(serve(router.clone(), router.welcome(stream)));
-                }
-                Ok(Accepted::Stranger { uid }) => {
-                    let uid = uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
-                    router.reporter.warn(format!("a process of another user (uid {uid}) tried to connect and was severed"));
-                }
-                Err(error) => {
-                    failures += 1;
-                    if failures.is_power_of_two() {
-                        router.reporter.warn(format!("a worker could not connect (attempt {failures}): {error}"));
-                    }
-                    sleep(ACCEPT_REST).await;
-                }
-            },
-            Some(ended) = workers.join_next() => {
-                if ended.is_err_and(|ended| ended.is_panic()) {
-                    router.reporter.error("a worker was severed by a bug in pgbus_native, please report it");
-                }
-            }
-        }
+        router.borrow_mut().handle([Input::Tick]);
     }
 }

@@ -1,82 +1,94 @@
-//! One task for each worker: reads its requests, and writes what its socket did not take at once.
+//! One task for each worker: reads its requests, writes what its socket did not take at once, and notices when it reads
+//! nothing.
+//!
+//! Every turn ends with a `yield_now`. Readiness costs nothing of tokio's budget for a task, so a worker that talks, or
+//! reads, without end would otherwise keep the thread.
 
 use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
-use tokio::io::Interest;
+use tokio::io::{Interest, Ready};
+use tokio::task::yield_now;
+use tokio::time::sleep;
 
-use super::router::Router;
+use super::router::{Input, SharedRouter};
 use super::worker::Worker;
 use crate::wire::Decoder;
 
 /// Bytes that are read from one worker before the others have their turn.
-const READ_BYTES: usize = 8 * 1024;
+const READ_BYTES: usize = 4 * 1024;
+/// Between two probes of a worker that is over its limit.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 thread_local! {
     static BUFFER: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
 }
 
-/// Serves a worker until it goes or is severed.
-pub async fn serve(router: Rc<Router>, worker: Rc<Worker>) {
+/// Serves a worker until it goes or is disconnected.
+pub async fn serve(router: SharedRouter, worker: Rc<Worker>) {
     let _gone = Gone { router: &router, worker: &worker };
     let mut decoder = Decoder::default();
     loop {
-        let all_handled = handle(&router, &worker, &mut decoder);
-        router.flush();
+        let requests = std::iter::from_fn(|| next_request(&worker, &mut decoder));
+        router.borrow_mut().handle(requests);
         if !worker.is_open() {
             return;
         }
-        if !all_handled && worker.may_ask() {
-            tokio::task::yield_now().await;
-            continue;
-        }
-        let interest = match (worker.may_ask(), worker.is_waiting()) {
-            (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
-            (true, false) => Some(Interest::READABLE),
-            (false, true) => Some(Interest::WRITABLE),
-            (false, false) => None,
-        };
-        let ready = async {
-            match interest {
-                Some(interest) => worker.stream.ready(interest).await,
-                None => std::future::pending().await,
-            }
-        };
-        let ready = tokio::select! {
-            ready = ready => ready,
-            () = worker.look.notified() => continue,
-        };
-        match ready {
-            Ok(ready) => {
+        // Nothing may be awaited in between: a request that was held back is taken when the watch changes.
+        match next(&worker).await {
+            Turn::Ready(Err(_)) => return,
+            Turn::Ready(Ok(ready)) => {
                 if ready.is_writable() {
-                    router.flush_worker(&worker);
+                    router.borrow_mut().handle([Input::Writable(worker.clone())]);
                 }
                 if ready.is_readable() && worker.may_ask() && read(&worker, &mut decoder).is_err() {
                     return;
                 }
             }
-            Err(_) => return,
+            Turn::Changed => {}
+            Turn::Probe => router.borrow_mut().handle([Input::Probe(worker.clone())]),
         }
+        yield_now().await;
     }
 }
 
-/// Handles the requests that are there, as long as the worker may ask. Gives whether more bytes are needed.
-fn handle(router: &Router, worker: &Rc<Worker>, decoder: &mut Decoder) -> bool {
-    while worker.is_open() && worker.may_ask() {
-        match decoder.next_request() {
-            Ok(Some(request)) => router.request(worker, request),
-            Ok(None) => return true,
-            Err(error) => {
-                router.protocol_error(worker, &error);
-                return true;
-            }
-        }
-    }
-    false
+/// What a task's turn is for.
+enum Turn {
+    Ready(io::Result<Ready>),
+    /// Something else is to be waited for now, or requests that were held back may be taken.
+    Changed,
+    Probe,
 }
 
-/// Takes what is there; an error at the end of the stream, too.
+async fn next(worker: &Worker) -> Turn {
+    let watch = worker.watch();
+    worker.watched.set(watch);
+    let ready = async {
+        match (watch.readable, watch.writable) {
+            (true, true) => worker.stream.ready(Interest::READABLE | Interest::WRITABLE).await,
+            (true, false) => worker.stream.ready(Interest::READABLE).await,
+            (false, true) => worker.stream.ready(Interest::WRITABLE).await,
+            (false, false) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ready = ready => Turn::Ready(ready),
+        () = worker.wakeup.notified() => Turn::Changed,
+        () = sleep(PROBE_INTERVAL), if watch.probe => Turn::Probe,
+    }
+}
+
+/// The next whole request, as long as the worker may ask.
+fn next_request(worker: &Rc<Worker>, decoder: &mut Decoder) -> Option<Input> {
+    if !worker.may_ask() {
+        return None;
+    }
+    decoder.next_request().transpose().map(|request| Input::Request(worker.clone(), request))
+}
+
+/// Reads what is there. The end of the stream is an error.
 fn read(worker: &Worker, decoder: &mut Decoder) -> io::Result<()> {
     BUFFER.with_borrow_mut(|buffer| match worker.stream.try_read(buffer) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -91,12 +103,12 @@ fn read(worker: &Worker, decoder: &mut Decoder) -> io::Result<()> {
 
 /// Forgets the worker when its task ends, also by a panic.
 struct Gone<'a> {
-    router: &'a Router,
+    router: &'a SharedRouter,
     worker: &'a Rc<Worker>,
 }
 
 impl Drop for Gone<'_> {
     fn drop(&mut self) {
-        self.router.sever(self.worker);
+        self.router.borrow_mut().handle([Input::Gone(self.worker.clone())]);
     }
 }

@@ -1,8 +1,7 @@
-//! One worker: its connection, its outbox, and how long the hub waits for it.
+//! One worker: its connection, what waits for it, and when it is given up.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use indexmap::IndexSet;
@@ -10,13 +9,20 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
 use super::outbox::{Limits, Outbox};
-use super::socket::sever;
+use super::socket::shut_down;
 use super::stats::Stats;
+use super::{MAX_QUEUE_BYTES, MAX_SUBSCRIPTIONS};
 use crate::inherit::Kept;
 use crate::session::Queue;
 
 /// Pieces of one vectored write.
 const SLICES: usize = 64;
+/// Vectored writes to one worker before the others have their turn.
+const WRITES: usize = 16;
+/// Probes in a row that find a worker over its limit and reading nothing until it is evicted. A second in all: among
+/// five busy Ruby threads a worker's reader may wait half of that for its turn. Probes are counted, not time, so a
+/// machine that was suspended gives up nobody.
+const PROBES: u32 = 10;
 
 /// The number of a connection, counted from 1 in the life of a hub.
 pub type WorkerId = u64;
@@ -25,18 +31,33 @@ pub struct Worker {
     pub id: WorkerId,
     pub stream: Kept<UnixStream>,
     pub subscriptions: RefCell<IndexSet<Queue>>,
-    /// Subs whose ack is still owed.
-    pub owed: Cell<usize>,
+    /// Subs that have no ack yet.
+    pub pending_acks: Cell<usize>,
     /// Frames that meant nothing, for the throttling of log lines.
     pub unknown: Cell<u64>,
-    /// Rings when its task has to look again: something waits, may be read again, or it was closed.
-    pub look: Notify,
-    /// Whether it stands in the router's list of workers to flush.
-    pub listed: Cell<bool>,
-    patience: Patience,
+    /// Whether it is in the router's list of workers to flush.
+    pub is_dirty: Cell<bool>,
+    /// Wakes its task when [`Self::watch`] has changed.
+    pub wakeup: Notify,
+    /// What its task waits for.
+    pub watched: Cell<Watch>,
     outbox: RefCell<Outbox>,
     limits: Limits,
-    open: Cell<bool>,
+    futile_probes: Cell<u32>,
+    is_open: Cell<bool>,
+}
+
+/// What there is to wait for on a worker's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Watch {
+    /// Requests may be read.
+    pub readable: bool,
+    /// Frames wait for room in the socket.
+    pub writable: bool,
+    /// More wait than a worker may have that reads nothing, so it is probed.
+    pub probe: bool,
+    /// The connection was closed.
+    pub closed: bool,
 }
 
 impl Worker {
@@ -45,42 +66,39 @@ impl Worker {
             id,
             stream,
             subscriptions: RefCell::default(),
-            owed: Cell::new(0),
+            pending_acks: Cell::new(0),
             unknown: Cell::new(0),
-            look: Notify::new(),
-            listed: Cell::new(false),
-            patience: Patience::new(limits.hard),
+            is_dirty: Cell::new(false),
+            wakeup: Notify::new(),
+            watched: Cell::default(),
             outbox: RefCell::new(Outbox::new(limits)),
             limits,
-            open: Cell::new(true),
+            futile_probes: Cell::new(0),
+            is_open: Cell::new(true),
         }
     }
 
     pub fn is_open(&self) -> bool {
-        self.open.get()
+        self.is_open.get()
     }
 
-    /// Severs it. False: it was closed already.
+    /// Ends the connection. Returns false if it was closed already.
     pub fn close(&self, stats: &Stats) -> bool {
-        if !self.open.replace(false) {
+        if !self.is_open.replace(false) {
             return false;
         }
         stats.queued_frames.sub(self.outbox.replace(Outbox::new(self.limits)).len());
-        sever(&self.stream);
-        self.look.notify_one();
-        self.patience.progressed.notify_one();
+        shut_down(&self.stream);
+        self.wakeup.notify_one();
         true
     }
 
-    /// Adds a frame that is never dropped. True: more wait than may.
-    pub fn push(&self, frame: Bytes, stats: &Stats) -> bool {
-        if !self.is_open() {
-            return false;
+    /// Adds a frame that is never dropped.
+    pub fn push(&self, frame: Bytes, stats: &Stats) {
+        if self.is_open() {
+            self.outbox.borrow_mut().push(frame);
+            stats.queued_frames.add(1);
         }
-        let mut outbox = self.outbox.borrow_mut();
-        outbox.push(frame);
-        stats.queued_frames.add(1);
-        outbox.overfull()
     }
 
     /// Adds a durable wake, unless it is redundant.
@@ -95,145 +113,91 @@ impl Worker {
         }
     }
 
-    pub fn overfull(&self) -> bool {
-        self.outbox.borrow().overfull()
-    }
-
     /// Frames that the socket did not take yet.
     pub fn waiting_frames(&self) -> usize {
         self.outbox.borrow().len()
     }
 
-    /// Whether it has read nothing for longer than the hub waits for a worker.
-    pub fn is_stuck(&self) -> bool {
-        self.patience.last_progress.get().elapsed() > self.patience.window
-    }
-
-    /// Whether something waits that the socket did not take.
-    pub fn is_waiting(&self) -> bool {
-        !self.outbox.borrow().is_empty()
-    }
-
-    /// Whether more requests may be read: a worker that asks faster than it reads the answers is not read further, so
+    /// Whether more requests may be read. A worker that asks faster than it reads the answers is not read further, so
     /// that acks alone never make it overfull.
     pub fn may_ask(&self) -> bool {
-        self.outbox.borrow().kept() + self.owed.get() < (self.limits.hard / 2).max(1)
+        self.is_open() && self.outbox.borrow().kept() + self.pending_acks.get() < (self.limits.hard / 2).max(1)
     }
 
-    /// Writes what the socket takes at once.
+    /// What of a sub for this queue is more than a worker may have.
+    pub fn excess(&self, name: &str) -> Option<String> {
+        let subscriptions = self.subscriptions.borrow();
+        if name.len() > MAX_QUEUE_BYTES {
+            Some(format!("queue name of {} bytes (at most {MAX_QUEUE_BYTES})", name.len()))
+        } else if subscriptions.len() >= MAX_SUBSCRIPTIONS && !subscriptions.contains(name) {
+            Some(format!("more than {MAX_SUBSCRIPTIONS} subscriptions"))
+        } else {
+            None
+        }
+    }
+
+    /// What its task has to wait for now.
+    pub fn watch(&self) -> Watch {
+        let outbox = self.outbox.borrow();
+        Watch {
+            readable: self.may_ask(),
+            writable: !outbox.is_empty(),
+            probe: outbox.is_overfull(),
+            closed: !self.is_open(),
+        }
+    }
+
+    /// Whether it has to go: too much waits for it, or it has read nothing for too long.
+    pub fn is_given_up(&self) -> bool {
+        let outbox = self.outbox.borrow();
+        outbox.is_too_large() || (outbox.is_overfull() && self.futile_probes.get() >= PROBES)
+    }
+
+    /// Writes what the socket takes at once, within one turn's share.
     ///
     /// # Errors
     /// The connection is gone.
     pub fn flush(&self, stats: &Stats) -> io::Result<()> {
-        self.flush_by(stats, |slices| self.stream.try_write_vectored(slices))
+        self.write_by(stats, |slices| self.stream.try_write_vectored(slices)).map(drop)
     }
 
-    /// Writes what the socket takes even before it says that it is writable, which it does only when three quarters of
-    /// its buffer are read.
+    /// Tries a worker whose socket has not become writable: a socket says so only when three quarters of its buffer
+    /// were read.
     ///
     /// # Errors
     /// The connection is gone.
     pub fn probe(&self, stats: &Stats) -> io::Result<()> {
-        self.flush_by(stats, |slices| Ok(rustix::io::writev(&*self.stream, slices)?))
+        if !self.write_by(stats, |slices| Ok(rustix::io::writev(&*self.stream, slices)?))? {
+            self.futile_probes.set(self.futile_probes.get() + 1);
+        }
+        Ok(())
     }
 
-    fn flush_by(&self, stats: &Stats, write: impl Fn(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    /// Returns whether the socket took anything.
+    fn write_by(&self, stats: &Stats, write: impl Fn(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<bool> {
+        let mut outbox = self.outbox.borrow_mut();
         let mut progress = false;
-        let result = loop {
-            if !self.is_open() {
-                break Ok(());
+        for _ in 0..WRITES {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = outbox.fill(&mut slices);
+            if count == 0 {
+                break;
             }
-            let mut outbox = self.outbox.borrow_mut();
-            let written = {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let count = outbox.fill(&mut slices);
-                if count == 0 {
-                    break Ok(());
-                }
-                write(&slices[..count])
-            };
-            match written {
+            match write(&slices[..count]) {
                 Ok(bytes) => {
                     let through = outbox.took(bytes);
                     stats.queued_frames.sub(through);
                     stats.frames_out.add(through);
                     progress = true;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => break Err(error),
+                Err(error) => return Err(error),
             }
-        };
+        }
         if progress {
-            self.patience.progress();
+            self.futile_probes.set(0);
         }
-        result
-    }
-
-    /// Waits until it is not overfull any more, while it reads on and as long as the hub has patience with it. Gives
-    /// whether it may stay.
-    pub async fn make_room(&self, stats: &Stats) -> bool {
-        while self.is_open() && self.overfull() {
-            let more = self.patience.wait().await;
-            if self.probe(stats).is_err() {
-                return true; // it is gone, which its task finds out too
-            }
-            if !more {
-                return !self.overfull();
-            }
-        }
-        true
-    }
-}
-
-/// How long the hub takes no more wakes from the database because one worker's outbox is full.
-///
-/// A worker that reads, only slower than PostgreSQL sends in a burst, must not be evicted; a wedged one must not hold
-/// up the others. So the hub waits for a worker while it goes on reading: each time at most as long as a slow reader
-/// (2,000 frames a second) needs for a full outbox, half a second by default, which is also how long a Ruby thread may
-/// wait for its turn among five busy ones; and in all at most five times that, an allowance that grows again by a tenth
-/// of the time that passes. A worker that had been wedged before the burst is not waited for at all.
-struct Patience {
-    progressed: Notify,
-    window: Duration,
-    last_progress: Cell<Instant>,
-    left: Cell<Duration>,
-    counted_at: Cell<Instant>,
-}
-
-const PER_FRAME: Duration = Duration::from_micros(500);
-const ALLOWANCE_WINDOWS: u32 = 5;
-const REGAIN: u32 = 10;
-/// How often a worker that is waited for is tried.
-const PROBE: Duration = Duration::from_millis(5);
-
-impl Patience {
-    fn new(hard_limit: usize) -> Self {
-        let window = PER_FRAME.saturating_mul(hard_limit.min(5_000) as u32);
-        let now = Instant::now();
-        Self {
-            progressed: Notify::new(),
-            window,
-            last_progress: Cell::new(now),
-            left: Cell::new(window * ALLOWANCE_WINDOWS),
-            counted_at: Cell::new(now),
-        }
-    }
-
-    fn progress(&self) {
-        self.last_progress.set(Instant::now());
-        self.progressed.notify_one();
-    }
-
-    /// Waits for progress, or a little. False: there was none in time.
-    async fn wait(&self) -> bool {
-        let begun = Instant::now();
-        let regained = begun.duration_since(self.counted_at.get()) / REGAIN;
-        self.counted_at.set(begun);
-        let left = (self.left.get() + regained).min(self.window * ALLOWANCE_WINDOWS);
-        let until = (self.last_progress.get() + self.window).min(begun + left);
-        let _ = tokio::time::timeout_at(until.min(begun + PROBE).into(), self.progressed.notified()).await;
-        self.left.set(left.saturating_sub(begun.elapsed()));
-        Instant::now() < until
+        Ok(progress)
     }
 }
