@@ -46,7 +46,7 @@ enum Message {
 
 impl<S> Messages<S> {
     /// Messages that begin after `before` bytes.
-    pub fn new(stream: S, before: usize) -> Self {
+    pub(super) fn new(stream: S, before: usize) -> Self {
         Self {
             stream,
             before,
@@ -57,12 +57,12 @@ impl<S> Messages<S> {
         }
     }
 
-    pub fn get_ref(&self) -> &S {
+    pub(super) fn get_ref(&self) -> &S {
         &self.stream
     }
 
     /// The stream below, whose messages have not begun.
-    pub fn into_inner(self) -> S {
+    pub(super) fn into_inner(self) -> S {
         self.stream
     }
 
