@@ -42,6 +42,7 @@ fn each_connect_follows_a_recipe_of_its_own() {
     };
     on_one_thread(async {
         let mut session = Session::by(recipe, HEALTH_CHECK, Wishes::new()).await;
+        session.until(&News::Up).await;
         session.listen("chat").await;
         wait_until("the probe's own connection is gone", || named(1));
         for number in 2..=3 {
@@ -59,6 +60,7 @@ fn a_session_that_is_lost_soon_again_is_made_again_at_once() {
     let postgres = Postgres::shared();
     on_one_thread(async {
         let mut session = Session::start(to(&postgres, &[]), HEALTH_CHECK).await;
+        session.until(&News::Up).await;
         session.listen("chat").await;
         let mut outages = Vec::new();
         for _ in 0..3 {
@@ -107,8 +109,11 @@ fn a_long_name_is_cut_where_the_database_cuts_it() {
         let options = database(&postgres, encoding);
         let database = format!("{}_{}", postgres.database, encoding.to_lowercase());
         let letter = if encoding == "EUC_JP" { "漢" } else { "é" };
+        // Bytes as they are, or in letters that psql does not convert.
         let notify = |name: &str| {
-            postgres.sql_in(&database, &format!("SET client_encoding = UTF8; NOTIFY \"pgmq.q_{name}.INSERT\", 'x'"));
+            let escaped: String = name.chars().map(|letter| format!("\\{:04X}", u32::from(letter))).collect();
+            let (mark, name) = if encoding == "SQL_ASCII" { ("", name) } else { ("U&", &*escaped) };
+            postgres.sql_in(&database, &format!("NOTIFY {mark}\"pgmq.q_{name}.INSERT\", 'x'"));
         };
         on_one_thread(async {
             let mut session = Session::start(options, HEALTH_CHECK).await;
@@ -138,6 +143,7 @@ fn a_notify_whose_bytes_are_no_utf8_ends_nothing() {
     let database = format!("{}_sql_ascii", postgres.database);
     on_one_thread(async {
         let mut session = Session::start(options, HEALTH_CHECK).await;
+        session.until(&News::Up).await;
         session.listen("chat").await;
         for n in 0..3 {
             postgres.sql_in(&database, "SELECT pg_notify('pgmq.q_chat.INSERT', E'caf\\xE9')");

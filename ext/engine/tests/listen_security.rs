@@ -332,7 +332,7 @@ fn what_only_libpq_can_do_is_named() {
 fn options_never_show_a_password() {
     let options = parse(pairs(&[("user", "a"), ("password", "topsecret")]), Vec::new()).unwrap();
     assert!(!format!("{options:?}").contains("topsecret"));
-    for (keyword, value) in [("sslmode", "always"), ("port", "0"), ("port", "1,2"), ("target_session_attrs", "x")] {
+    for (keyword, value) in [("sslmode", "always"), ("port", "0"), ("target_session_attrs", "x")] {
         let parsed = parse(pairs(&[("user", "a"), ("password", "topsecret"), (keyword, value)]), Vec::new());
         let Err(error @ OptionsError::Invalid { .. }) = parsed else { panic!("{keyword} is taken") };
         assert!(error.to_string().contains(keyword) && !error.to_string().contains("topsecret"), "{error}");
