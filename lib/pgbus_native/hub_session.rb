@@ -42,6 +42,8 @@ module PgbusNative
         @maker = Thread.new { make_recipes } unless @maker&.alive?
         @maker.name = "pgbus-hub-recipe"
       end
+    rescue ThreadError => e # there are too many
+      @engine.no_recipe(number, Words.of(e))
     end
 
     # @param number [Integer] that of the session
@@ -49,6 +51,9 @@ module PgbusNative
     def open_session(number, because)
       close_session
       @libpq = LibpqSession.new(@config, @engine, number, because, on_failure: ->(error) { @failure = error })
+    rescue ThreadError, SystemCallError => e # there are too many threads, or open files
+      @failure = e
+      @engine.session_lost(number, Words.of(e))
     end
 
     # @param queue [String]

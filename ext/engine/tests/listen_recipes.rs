@@ -85,7 +85,8 @@ fn an_answer_that_came_while_the_process_stood_still_counts() {
         let mut session = Session::start(to(&postgres, &[]), HEALTH_CHECK).await;
         session.until(&News::Up).await;
         session.wishes.want(&queue("chat"));
-        let listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %chat%' AND pid <> pg_backend_pid()";
+        let listening =
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %chat%' AND pid <> pg_backend_pid()";
         // One turn of the session, in which it asks; then nothing moves here for longer than the server is given.
         tokio::task::yield_now().await;
         wait_until("the server has answered", || postgres.sql(listening) == "1");

@@ -235,7 +235,8 @@ fn a_certificate_whose_signature_names_no_digest() {
     let pss = server.authority.issue_by_pss("pss", "db.test");
     install(&server.postgres, &pss);
     server.postgres.sql("SELECT pg_reload_conf()");
-    let scram = |binding| [("user", "scram"), ("password", "topsecret"), ("sslmode", "require"), ("channel_binding", binding)];
+    let scram =
+        |binding| [("user", "scram"), ("password", "topsecret"), ("sslmode", "require"), ("channel_binding", binding)];
     wait_until("the certificate counts", || try_connect(&server.options(&scram("require"))).is_err());
     server.leaves(&scram("require"), "channel_binding");
     server.leaves(&scram("prefer"), "channel_binding");

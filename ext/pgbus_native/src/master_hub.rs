@@ -158,7 +158,9 @@ impl Engine {
     fn recipe(&self, number: u64, hosts: RArray, keywords: RHash, variables: RArray) -> Result<(), Error> {
         let recipe = match connection_options(hosts, keywords, variables)? {
             Ok(options) => Ok(Recipe::Native(Box::new(options))),
-            Err(unsupported @ OptionsError::Unsupported { .. }) => Ok(Recipe::Ruby { because: unsupported.to_string() }),
+            Err(unsupported @ OptionsError::Unsupported { .. }) => {
+                Ok(Recipe::Ruby { because: unsupported.to_string() })
+            }
             Err(invalid @ OptionsError::Invalid { .. }) => Err(invalid.to_string()),
         };
         self.hub.recipe(number, recipe);
@@ -296,7 +298,9 @@ fn start_error(ruby: &Ruby, error: &StartError) -> Error {
         StartError::System(system) => {
             system_call_error(ruby, system).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
         }
-        StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => engine_error(ruby, "ConnectionFailed", error),
+        StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => {
+            engine_error(ruby, "ConnectionFailed", error)
+        }
         StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
         StartError::Stopped => Error::new(ruby.exception_runtime_error(), error.to_string()),
     }

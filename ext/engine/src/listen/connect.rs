@@ -179,11 +179,7 @@ impl Attempt<'_> {
         timeout_at(deadline, attempt).await.unwrap_or_else(expired)
     }
 
-    async fn with_and_without_tls(
-        &self,
-        address: &Address,
-        mut socket: Option<Socket>,
-    ) -> Result<Connection, Failure> {
+    async fn with_and_without_tls(&self, address: &Address, mut socket: Option<Socket>) -> Result<Connection, Failure> {
         let shown = address.shown(self.host);
         let with_place = |why: &str| format!("{shown}: {why}");
         let mut reasons = Vec::new();
@@ -228,12 +224,7 @@ enum Refusal {
     Unsupported(&'static str, String),
 }
 
-async fn start(
-    options: &Options,
-    host: &Host,
-    socket: Socket,
-    encryption: Encryption,
-) -> Result<Connection, Refusal> {
+async fn start(options: &Options, host: &Host, socket: Socket, encryption: Encryption) -> Result<Connection, Refusal> {
     let mut config = Config::new();
     config
         .user(&options.user)
@@ -270,7 +261,8 @@ async fn start(
     match config.connect_raw(Messages::new(socket, before), handshake).await {
         Ok((client, link)) => Ok(Connection { client, link, notified: VecDeque::new() }),
         Err(_) if progress.unbound.get() => {
-            let why = "the server's certificate is signed in a way that the native session can't bind a password's proof by";
+            let why =
+                "the server's certificate is signed in a way that the native session can't bind a password's proof by";
             Err(Refusal::Unsupported("channel_binding", why.to_owned()))
         }
         Err(error) => Err(refusal(&error, encryption == Encryption::PreferTls && !progress.began.get())),

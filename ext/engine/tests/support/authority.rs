@@ -78,8 +78,23 @@ impl Authority {
         let (key, cert) = (format!("{name}.key"), format!("{name}.crt"));
         let subject = format!("/CN={common_name}");
         self.openssl(&[
-            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &key, "-out", &cert, "-days", "9", "-subj", &subject,
-            "-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:-1",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            &key,
+            "-out",
+            &cert,
+            "-days",
+            "9",
+            "-subj",
+            &subject,
+            "-sigopt",
+            "rsa_padding_mode:pss",
+            "-sigopt",
+            "rsa_pss_saltlen:-1",
         ]);
         (self.folder.join(cert), self.folder.join(key))
     }

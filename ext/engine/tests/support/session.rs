@@ -26,10 +26,7 @@ pub fn on_one_thread<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// Options of libpq's keywords, as Ruby resolves them; the one name that has an address is "localhost".
-pub fn parse(
-    mut keywords: Vec<(String, String)>,
-    variables: Vec<(String, String)>,
-) -> Result<Options, OptionsError> {
+pub fn parse(mut keywords: Vec<(String, String)>, variables: Vec<(String, String)>) -> Result<Options, OptionsError> {
     let mut list = |keyword: &str| -> Vec<String> {
         let at = keywords.iter().rposition(|(other, _)| other == keyword);
         let value = at.map(|at| keywords.remove(at).1);
