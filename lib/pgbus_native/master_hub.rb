@@ -144,7 +144,7 @@ module PgbusNative
     end
 
     def listening_session
-      return HubSession.new(@config, log: method(:log)) unless @listener_factory
+      return HubSession.new(@config) unless @listener_factory
 
       RubySession.new(@listener_factory, status_interval: @status_interval, log: method(:log))
     end

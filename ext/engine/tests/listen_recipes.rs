@@ -8,10 +8,12 @@ mod session;
 mod support;
 
 use std::cell::Cell;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use pgbus_native_engine::listen::Options;
+use pgbus_native_engine::listen::{self, Options};
 use pgbus_native_engine::session::{News, Wishes};
 use session::{on_one_thread, options, queue, wake, Session};
 use support::{pairs, wait_until, Postgres};
@@ -153,4 +155,39 @@ fn a_notify_whose_bytes_are_no_utf8_ends_nothing() {
             assert_eq!(session.next().await, wake("chat", Some(&n.to_string())));
         }
     });
+}
+
+/// Takes a client, says that it is welcome, and then tells settings for as long as anybody takes them.
+fn talkative_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let _ = client.read(&mut [0; 1024]);
+        client.write_all(b"R\0\0\0\x08\0\0\0\0").unwrap();
+        for number in 0_u64.. {
+            let setting = format!("setting_{number}\0{}\0", "x".repeat(1000));
+            let message = [&b"S"[..], &(setting.len() as u32 + 4).to_be_bytes(), setting.as_bytes()].concat();
+            if client.write_all(&message).is_err() {
+                return;
+            }
+        }
+    });
+    port
+}
+
+/// Invariants 10 and 12.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_server_that_tells_settings_without_end_fills_no_memory_and_is_left_in_time() {
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let port = talkative_server().to_string();
+    let options = options(pairs(&[("host", "127.0.0.1"), ("port", &port), ("user", "a"), ("sslmode", "disable")]));
+    let before = resident();
+    let connected = on_one_thread(listen::open(&options, Some(Duration::from_secs(2))));
+    assert!(connected.unwrap_err().to_string().ends_with("timeout expired"));
+    assert!(resident().saturating_sub(before) < 32 << 20);
 }

@@ -14,6 +14,7 @@ mod lock;
 mod master_hub;
 mod outlet;
 mod owners;
+mod recipe;
 mod writers;
 
 #[magnus::init]
