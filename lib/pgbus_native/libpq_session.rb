@@ -65,8 +65,9 @@ module PgbusNative
       @on_failure.call(e)
       reason = Words.of(e)
     ensure
-      @engine.session_lost(@number, reason)
       [@connection, @ordered, @order].each { |end_of_it| close_quietly(end_of_it) }
+      # Last, since what it is answered with ends this thread.
+      @engine.session_lost(@number, reason)
     end
 
     def connect
