@@ -32,7 +32,6 @@ module PgbusNative
       @number = number
       @because = because
       @on_failure = on_failure
-      @patience = config.streams_listen_health_check_ms / 1000.0
       @orders = Queue.new
       @ordered, @order = IO.pipe
       @thread = Thread.new { live }
@@ -58,6 +57,7 @@ module PgbusNative
 
     def live
       reason = "its thread was killed"
+      @patience = @config.streams_listen_health_check_ms / 1000.0
       @connection = connect
       @engine.session_connected(@number)
       serve

@@ -189,12 +189,18 @@ module PgbusNative
     # Takes what the engine has to say, until it ends.
     def report(engine, session)
       while (kind, *details = engine.next_event)
-        case kind
-        when :log then log(*details)
-        when :notice then notify(*details)
-        else session.public_send(kind, *details)
-        end
+        take(session, kind, details)
       end
+    end
+
+    def take(session, kind, details)
+      case kind
+      when :log then log(*details)
+      when :notice then notify(*details)
+      else session.public_send(kind, *details)
+      end
+    rescue StandardError => e # of a listener's that is somebody else's; the engine has more to say
+      log(:error, "#{kind} failed: #{e.class}: #{e.message}")
     end
 
     def notify(event, details) = Notifications.publish(event, logger: @logger, hub: self, **details)
