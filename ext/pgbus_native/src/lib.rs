@@ -12,6 +12,7 @@ mod frames;
 mod gvl;
 mod master_hub;
 mod outlet;
+mod recipe;
 mod writers;
 
 #[magnus::init]

@@ -18,8 +18,9 @@ use super::router::{Input, Router, SessionKind, SharedRouter};
 use super::socket::Socket;
 use super::stats::Stats;
 use super::{Event, Options, Session, StartError, Told, MAX_PATH_BYTES};
-use crate::listen;
-use crate::session::{News, Wishes, NEWS_CAPACITY};
+use crate::session::recipe::{self, Recipes};
+use crate::session::ruby::{self, RubySession};
+use crate::session::{self, News, Wishes, NEWS_CAPACITY};
 
 /// How much longer than a health check an ack waits for the native session.
 const ACK_GRACE: Duration = Duration::from_secs(1);
@@ -37,6 +38,8 @@ pub struct Ends {
     pub wakes: Receiver<News>,
     pub wake_arrived: Arc<Notify>,
     pub told: mpsc::UnboundedReceiver<Told>,
+    pub recipes: mpsc::UnboundedReceiver<recipe::Answer>,
+    pub reports: mpsc::UnboundedReceiver<ruby::Report>,
 }
 
 /// The hub's whole life. A panic, a bug of ours, ends it: the workers see EOF and fall back to listeners of their own.
@@ -55,30 +58,33 @@ pub fn run(options: Options, ends: Ends) {
 }
 
 async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
-    let Ends { stats, stop, started, events, wakes, wake_arrived, told } = ends;
+    let Ends { stats, stop, started, events, wakes, wake_arrived, told, recipes, reports } = ends;
     let (send_news, news) = mpsc::channel(NEWS_CAPACITY);
     let wishes = Wishes::new();
     let kind = match options.session {
-        Session::Native(_) => SessionKind::Native(wishes.clone()),
+        Session::Recipes => SessionKind::Native(wishes.clone()),
         Session::Ruby => SessionKind::Ruby,
     };
-    let reporter = Rc::new(Reporter::new(events));
+    let reporter = Rc::new(Reporter::new(events.clone()));
     let router = Router::new(kind, options.limits, options.health_check + ACK_GRACE, stats, reporter.clone());
     let router: SharedRouter = Rc::new(RefCell::new(router));
     let mut tasks = JoinSet::new();
-    match &options.session {
-        Session::Native(connection) => {
+    if options.session == Session::Recipes {
+        let mut session = session(events, recipes, reports, options.health_check);
+        let log = |line| reporter.log(line);
+        let first = tokio::select! {
+            first = session.connect(&log) => first?,
+            () = stop.notified() => return Err(StartError::Stopped),
+        };
+        let (reporter, news) = (reporter.clone(), send_news.clone());
+        tasks.spawn_local(async move {
             let log = |line| reporter.log(line);
-            let first = tokio::select! {
-                first = listen::connect(connection, &log) => first?,
-                () = stop.notified() => return Err(StartError::Stopped),
-            };
-            let session = listen(reporter.clone(), first, connection.clone(), options.health_check, wishes, send_news);
-            tasks.spawn_local(session);
-            tasks.spawn_local(tick(router.clone(), options.status_interval));
-        }
-        Session::Ruby => _ = tasks.spawn_local(forward(wakes, wake_arrived, send_news)),
+            session.run(first, &wishes, &news, &log).await;
+        });
+        tasks.spawn_local(tick(router.clone(), options.status_interval));
     }
+    // The wakes of a Ruby session, of either kind.
+    tasks.spawn_local(forward(wakes, wake_arrived, send_news));
     router.borrow_mut().up();
     let socket = bind(&options, &reporter)?;
     let _ = started.send(Ok(()));
@@ -101,16 +107,17 @@ async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
     Ok(())
 }
 
-async fn listen(
-    reporter: Rc<Reporter>,
-    first: listen::FirstSession,
-    connection: Box<listen::Options>,
+/// A session whose questions and orders go out as events.
+fn session(
+    events: Sender<Event>,
+    recipes: mpsc::UnboundedReceiver<recipe::Answer>,
+    reports: mpsc::UnboundedReceiver<ruby::Report>,
     health_check: Duration,
-    wishes: Wishes,
-    news: mpsc::Sender<News>,
-) {
-    let log = |line| reporter.log(line);
-    listen::run(first, &connection, health_check, &wishes, &news, &log).await;
+) -> session::Session {
+    let questions = events.clone();
+    let ask = move |number| _ = questions.send(Event::RecipeNeeded { number });
+    let order = move |order| _ = events.send(Event::Order(order));
+    session::Session::new(Recipes::new(ask, recipes), RubySession::new(order, reports), health_check)
 }
 
 fn bind(options: &Options, reporter: &Reporter) -> Result<Socket, StartError> {
