@@ -21,13 +21,13 @@ use super::{passfile, resolve, tls};
 
 /// How long the first queries of a new connection may take, and an attempt to connect anew when `connect_timeout` sets
 /// no limit: a session must not wait for ever for a server that went silent.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The half of a connection that reads and writes; somebody must poll it.
-pub(super) type Link = tokio_postgres::Connection<Socket, tls::Stream>;
+pub(crate) type Link = tokio_postgres::Connection<Socket, tls::Stream>;
 
 /// A connection and what was notified while it was being set up.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     pub client: Client,
     pub link: Link,
     pub notified: VecDeque<Notification>,
@@ -35,7 +35,7 @@ pub(super) struct Connection {
 
 /// Connects to the first server that libpq would choose, SETs the variables and makes sure that it is no replica.
 /// `limit` bounds an attempt at one address; `connect_timeout`, where given, counts instead.
-pub(super) async fn open(options: &Options, limit: Option<Duration>) -> Result<Connection, ConnectError> {
+pub(crate) async fn open(options: &Options, limit: Option<Duration>) -> Result<Connection, ConnectError> {
     let mut connection = choose(options, options.connect_timeout.or(limit)).await?;
     let prepared = timeout(PATIENCE, async {
         for (name, value) in &options.variables {
@@ -314,7 +314,7 @@ fn tls_error(error: &tokio_postgres::Error) -> Option<&rustls::Error> {
 }
 
 /// The server's words, or ours, on one line.
-pub(super) fn words(error: &tokio_postgres::Error) -> String {
+pub(crate) fn words(error: &tokio_postgres::Error) -> String {
     if let Some(error) = error.as_db_error() {
         let mut text = format!("{}:  {}", error.severity(), error.message());
         for (label, more) in [("DETAIL", error.detail()), ("HINT", error.hint())] {

@@ -6,7 +6,7 @@
 
 mod certificate;
 mod channel;
-mod connection;
+pub(crate) mod connection;
 mod error;
 mod options;
 mod passfile;

@@ -13,7 +13,7 @@ use super::options::Options;
 use crate::inherit::{self, Kept};
 
 #[derive(Debug)]
-pub(super) enum Socket {
+pub(crate) enum Socket {
     Tcp(Kept<TcpStream>),
     Unix(Kept<UnixStream>),
 }

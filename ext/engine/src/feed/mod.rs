@@ -1,0 +1,5 @@
+//! The feed of a worker: what its browsers get, from the database to their outlets.
+
+pub mod hub_client;
+pub mod reader;
+pub mod wakes;
