@@ -2,4 +2,5 @@
 
 pub mod hub_client;
 pub mod reader;
+pub mod reports;
 pub mod wakes;
