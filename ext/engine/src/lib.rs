@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod feed;
+pub mod frame;
 pub mod hub;
 pub mod inherit;
 pub mod listen;
