@@ -2,9 +2,9 @@
 //!
 //! A child gets a copy of every descriptor of its parent. A copy of the hub's socket to a worker would keep that
 //! worker from ever seeing EOF; a copy of the LISTEN session's would keep the database from noticing that the master
-//! died. So the engine opens such descriptors through [`open`], which notes them in a table of plain atomics, and the
-//! binding closes all of them in the child, right after the fork, where nothing but atomics and system calls may be
-//! used ([`after_fork_in_child`]).
+//! died, and a copy of a browser's socket would keep that browser from seeing EOF. So the engine opens such descriptors
+//! through [`open`], which notes them in a table of plain atomics, and the binding closes all of them in the child,
+//! right after the fork, where nothing but atomics and system calls may be used ([`after_fork_in_child`]).
 //!
 //! A fork in between a descriptor's birth and its note would miss it. So births and deaths of these descriptors pass
 //! a gate that a fork shuts for its own short time: [`before_fork`] waits for the few system calls that are under way
@@ -15,14 +15,14 @@ use std::hint;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-/// Descriptors that can be noted at once: one for each worker of a hub, its listening socket and its session.
-const CAPACITY: usize = 4096;
-const FREE: RawFd = -1;
-const TAKEN: RawFd = -2;
+/// Descriptors from this number on can't be noted; Linux gives none to a process unless `fs.nr_open` was raised.
+const CAPACITY: RawFd = 1 << 20;
+const BITS: RawFd = u64::BITS as RawFd;
 
-static SLOTS: [AtomicI32; CAPACITY] = [const { AtomicI32::new(FREE) }; CAPACITY];
+/// One bit for each descriptor: 128 KB, of which a process touches the pages that its descriptors need.
+static NOTED: [AtomicU64; (CAPACITY / BITS) as usize] = [const { AtomicU64::new(0) }; (CAPACITY / BITS) as usize];
 static FORKING: AtomicBool = AtomicBool::new(false);
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -58,24 +58,23 @@ pub fn undisturbed<T>(body: impl FnOnce() -> T) -> T {
 /// Opens a descriptor that forked children must not keep, and notes it. `open` must not block.
 ///
 /// # Errors
-/// Those of `open`, and [`io::ErrorKind::OutOfMemory`] when 4,096 descriptors are noted already.
+/// Those of `open`, and [`io::ErrorKind::OutOfMemory`] for a descriptor of 1,048,576 or more.
 pub fn open<T: AsRawFd>(open: impl FnOnce() -> io::Result<T>) -> io::Result<Kept<T>> {
     undisturbed(|| {
-        let slot = SLOTS
-            .iter()
-            .position(|slot| slot.compare_exchange(FREE, TAKEN, SeqCst, SeqCst).is_ok())
-            .ok_or_else(|| io::Error::new(io::ErrorKind::OutOfMemory, "4096 descriptors are open already"))?;
-        match open() {
-            Ok(inner) => {
-                SLOTS[slot].store(inner.as_raw_fd(), SeqCst);
-                Ok(Kept { inner: Some(inner), slot })
-            }
-            Err(error) => {
-                SLOTS[slot].store(FREE, SeqCst);
-                Err(error)
-            }
+        let inner = open()?;
+        let fd = inner.as_raw_fd();
+        if fd >= CAPACITY {
+            let text =
+                format!("descriptor {fd} is above what can be kept from forked children (at most {})", CAPACITY - 1);
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
         }
+        NOTED[(fd / BITS) as usize].fetch_or(bit(fd), SeqCst);
+        Ok(Kept { inner: Some(inner), fd })
     })
+}
+
+fn bit(fd: RawFd) -> u64 {
+    1 << (fd % BITS)
 }
 
 /// A descriptor of this process alone: closed here when dropped, and closed in every child at its birth.
@@ -84,7 +83,7 @@ pub fn open<T: AsRawFd>(open: impl FnOnce() -> io::Result<T>) -> io::Result<Kept
 #[derive(Debug)]
 pub struct Kept<T: AsRawFd> {
     inner: Option<T>,
-    slot: usize,
+    fd: RawFd,
 }
 
 impl<T: AsRawFd> Deref for Kept<T> {
@@ -98,7 +97,7 @@ impl<T: AsRawFd> Deref for Kept<T> {
 impl<T: AsRawFd> Drop for Kept<T> {
     fn drop(&mut self) {
         undisturbed(|| {
-            SLOTS[self.slot].store(FREE, SeqCst);
+            NOTED[(self.fd / BITS) as usize].fetch_and(!bit(self.fd), SeqCst);
             self.inner = None;
         });
     }
@@ -124,10 +123,11 @@ pub fn after_fork_in_parent() {
 /// `close`. Uses atomics only, as a child of a process with threads must.
 pub fn after_fork_in_child(close: impl Fn(RawFd)) {
     GENERATION.fetch_add(1, SeqCst);
-    for slot in &SLOTS {
-        let fd = slot.swap(FREE, SeqCst);
-        if fd >= 0 {
-            close(fd);
+    for (index, word) in NOTED.iter().enumerate() {
+        let mut noted = word.swap(0, SeqCst);
+        while noted != 0 {
+            close(index as RawFd * BITS + noted.trailing_zeros() as RawFd);
+            noted &= noted - 1;
         }
     }
     FORKING.store(false, SeqCst);
@@ -146,8 +146,8 @@ mod tests {
     /// The table is the process's, and so these tests take turns.
     static TURN: Mutex<()> = Mutex::new(());
 
-    fn noted() -> Vec<RawFd> {
-        SLOTS.iter().map(|slot| slot.load(SeqCst)).filter(|fd| *fd >= 0).collect()
+    fn is_noted(fd: RawFd) -> bool {
+        NOTED[(fd / BITS) as usize].load(SeqCst) & bit(fd) != 0
     }
 
     #[test]
@@ -155,18 +155,15 @@ mod tests {
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = open(|| TcpListener::bind("127.0.0.1:0")).unwrap();
         let fd = kept.as_raw_fd();
-        assert!(noted().contains(&fd));
+        assert!(is_noted(fd));
         drop(kept);
-        assert!(!noted().contains(&fd));
+        assert!(!is_noted(fd));
     }
 
     #[test]
-    fn keeps_no_slot_for_a_descriptor_that_could_not_be_opened() {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        for _ in 0..CAPACITY + 1 {
-            let error = open(|| Err::<TcpListener, _>(io::Error::other("no"))).unwrap_err();
-            assert_eq!(error.to_string(), "no");
-        }
+    fn notes_nothing_for_a_descriptor_that_could_not_be_opened() {
+        let error = open(|| Err::<TcpListener, _>(io::Error::other("no"))).unwrap_err();
+        assert_eq!(error.to_string(), "no");
     }
 
     #[test]
@@ -199,17 +196,20 @@ mod tests {
         });
         is_inside.recv().unwrap();
         let (forked, fork) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
         let forker = thread::spawn(move || {
             before_fork();
-            let seen = noted();
+            forked.send(()).unwrap();
+            let is_noted = told.recv().map(is_noted);
             after_fork_in_parent();
-            forked.send(seen).unwrap();
+            is_noted
         });
         assert!(fork.recv_timeout(Duration::from_millis(50)).is_err(), "forked in the middle of a birth");
         go.send(()).unwrap();
+        fork.recv().unwrap();
         let kept = opener.join().unwrap().unwrap();
-        assert!(fork.recv().unwrap().contains(&kept.as_raw_fd()));
-        forker.join().unwrap();
+        tell.send(kept.as_raw_fd()).unwrap();
+        assert_eq!(forker.join().unwrap(), Ok(true));
     }
 
     #[test]
@@ -222,6 +222,6 @@ mod tests {
         after_fork_in_child(|fd| closed.lock().unwrap().push(fd));
         assert!(closed.into_inner().unwrap().contains(&kept.as_raw_fd()));
         assert_eq!(generation(), before + 1);
-        assert!(noted().is_empty());
+        assert!(!is_noted(kept.as_raw_fd()));
     }
 }

@@ -1,8 +1,8 @@
 //! A writer thread: one event loop over many sockets, which never waits for one of them.
 //!
-//! An outlet on its list has its turn: the thread takes the outlet's locks, sends what is next in one system call, and
-//! gives the locks back. What a socket does not take at once stalls: the event loop says when there is room again, or
-//! the frame's time is over. Only a frame that is partly in its socket keeps the locks meanwhile.
+//! A connection for which something waits has its turn: what is next leaves in one system call. A socket that takes no
+//! more is blocked: the event loop says when it has room again. A browser is given up when its socket took no byte for
+//! as long as what is next may take.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -17,15 +17,29 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendFlags};
 
-use super::outlet::{Gathered, Inner, Next, Stage, Stall, BATCH_FRAMES};
-use super::{locked, Mailbox, Outlet, Report, Shared, Work};
+use super::mailbox::Mailbox;
+use super::outlet::{Inner, Outlet, Socket, Turn};
+use super::queue::{Next, BATCH_FRAMES};
+use super::report::Report;
+use super::shared::Shared;
+use crate::frame::Frame;
 use crate::log::{Level, Line};
 
-const WAKE: Token = Token(0);
-/// Turns before the thread looks at its event loop again.
+/// A connection's token is its key.
+const WAKE: Token = Token(usize::MAX);
+/// Turns before the thread looks at its event loop again: enough to make its system call cheap, few enough to hear of a
+/// socket that has room within a millisecond.
 const TURNS: usize = 64;
-/// A deadline that nobody lives to see.
+/// A deadline that nobody lives to see. The event loops of some systems refuse to wait longer.
 const FOREVER: Duration = Duration::from_secs(60 * 60 * 24 * 365);
+
+/// A socket that is full.
+struct Blocked {
+    outlet: Arc<Outlet>,
+    until: Instant,
+    /// Keeps the descriptor open for as long as it is registered with the event loop.
+    socket: Socket,
+}
 
 /// See the module's documentation.
 pub(super) struct Writer {
@@ -33,12 +47,13 @@ pub(super) struct Writer {
     index: usize,
     poll: Poll,
     events: Events,
-    /// Outlets whose turn comes, in order.
+    /// Connections whose turn comes, in order.
     ready: VecDeque<Arc<Outlet>>,
-    stalled: HashMap<usize, Arc<Outlet>>,
-    deadlines: BTreeSet<(Instant, usize)>,
-    last_token: usize,
-    batch: Vec<Gathered>,
+    /// Full sockets by their connection's key, and the same in the order of their deadlines.
+    blocked: HashMap<u32, Blocked>,
+    deadlines: BTreeSet<(Instant, u32)>,
+    batch: Vec<Arc<Frame>>,
+    acks: Vec<i64>,
     reports: Vec<Report>,
 }
 
@@ -52,10 +67,10 @@ impl Writer {
             poll,
             events: Events::with_capacity(1024),
             ready: VecDeque::new(),
-            stalled: HashMap::new(),
+            blocked: HashMap::new(),
             deadlines: BTreeSet::new(),
-            last_token: WAKE.0,
             batch: Vec::new(),
+            acks: Vec::new(),
             reports: Vec::new(),
         };
         Ok((writer, waker))
@@ -70,20 +85,20 @@ impl Writer {
             }
             self.expire();
             if !self.reports.is_empty() {
-                let _ = self.shared.reports.send(std::mem::take(&mut self.reports));
+                self.shared.report(std::mem::take(&mut self.reports));
             }
-            if !self.ready.is_empty() || !self.mailbox().receiver.is_empty() {
-                if !self.stalled.is_empty() {
+            if !self.ready.is_empty() || !self.mailbox().is_empty() {
+                if !self.blocked.is_empty() {
                     self.poll(Some(Duration::ZERO));
                 }
-            } else if self.may_end() {
+            } else if self.mailbox().may_end() {
                 break;
             } else {
                 self.park();
             }
         }
-        self.shared.mailboxes[self.index].ended.notify_all();
-        let _ = self.shared.reports.send(Vec::new());
+        self.mailbox().notify_joins();
+        self.shared.report(Vec::new());
     }
 
     fn mailbox(&self) -> &Mailbox {
@@ -91,44 +106,20 @@ impl Writer {
     }
 
     fn receive(&mut self) {
-        while let Ok(work) = self.mailbox().receiver.try_recv() {
-            match work {
-                Work::Look(outlet) => line_up(&mut self.ready, &outlet, &mut outlet.inner()),
-                Work::Granted(outlet) => {
-                    let mut inner = outlet.inner();
-                    inner.stage = match inner.stage {
-                        Stage::AwaitsOrder => Stage::HasOrder,
-                        Stage::AwaitsLock => Stage::HasBoth,
-                        other => other,
-                    };
-                    line_up(&mut self.ready, &outlet, &mut inner);
-                }
-            }
+        while let Some(outlet) = self.mailbox().receive() {
+            self.ready.push_back(outlet);
         }
-    }
-
-    /// Decides, against a start and a stop at the same time, whether this thread is to end.
-    fn may_end(&self) -> bool {
-        let mailbox = self.mailbox();
-        let mut phase = locked(&mailbox.phase);
-        if !phase.stopping || mailbox.busy.load(SeqCst) > 0 {
-            return false;
-        }
-        phase.running = false;
-        phase.waker = None;
-        true
     }
 
     fn park(&mut self) {
-        // A frame lives no longer than the jobs it is in.
+        // A frame lives no longer than it waits.
         self.batch.clear();
-        let mailbox = self.mailbox();
-        mailbox.parked.store(true, SeqCst);
-        if mailbox.receiver.is_empty() {
+        self.mailbox().set_parked(true);
+        if self.mailbox().is_empty() {
             let now = Instant::now();
             self.poll(self.deadlines.first().map(|(until, _)| until.saturating_duration_since(now)));
         }
-        self.mailbox().parked.store(false, SeqCst);
+        self.mailbox().set_parked(false);
     }
 
     fn poll(&mut self, timeout: Option<Duration>) {
@@ -137,215 +128,225 @@ impl Writer {
             return;
         }
         for event in &self.events {
-            if let Some(outlet) = self.stalled.get(&event.token().0) {
-                line_up(&mut self.ready, outlet, &mut outlet.inner());
-            }
+            let Some(blocked) = u32::try_from(event.token().0).ok().and_then(|key| self.blocked.get(&key)) else {
+                continue;
+            };
+            make_ready(&mut self.ready, &blocked.outlet, &mut blocked.outlet.inner());
         }
     }
 
     /// A bug met in a turn costs its connection, not the thread.
     fn guarded_turn(&mut self, outlet: &Arc<Outlet>) {
         if catch_unwind(AssertUnwindSafe(|| self.turn(outlet))).is_err() {
-            let text = format!("bug in pgbus_native, please report it: a writer panicked (connection {})", outlet.id());
-            self.reports.push(Report::Log(Line::new(Level::Error, text)));
+            self.log(format!("bug in pgbus_native, please report it: a writer panicked (connection {})", outlet.id()));
             let mut inner = outlet.inner();
-            self.kill(outlet, &mut inner);
+            self.fail(outlet, &mut inner);
         }
     }
 
     fn turn(&mut self, outlet: &Arc<Outlet>) {
         let mut inner = outlet.inner();
-        inner.ready = false;
-        if !inner.scheduled {
-            return;
-        }
-        if outlet.is_dead() {
-            return self.dismiss(outlet, &mut inner);
-        }
-        if !outlet.acquire(&mut inner, &self.shared, self.index) {
-            return;
-        }
-        outlet.settle(&mut inner, &self.shared, &mut self.reports);
-        let socket = match outlet.gather(&mut inner, &mut self.batch) {
-            Next::Write(socket) => socket,
-            // Everything is settled, unless the cursor has moved since.
-            Next::Nothing => return self.go_on(outlet, &mut inner),
-            Next::Poisoned(reason) => {
-                let text = format!("write failed for {}: {reason}", outlet.id());
-                self.reports.push(Report::Log(Line::new(Level::Error, text)));
-                return self.kill(outlet, &mut inner);
+        let Some(socket) = inner.socket() else { return self.unschedule(outlet, &mut inner) };
+        let next = inner.queue.next_batch(&mut self.batch, &mut self.acks);
+        self.report_acks(outlet);
+        let offset = match next {
+            Next::Write { offset } => offset,
+            Next::Nothing => return self.unschedule(outlet, &mut inner),
+            Next::Close => {
+                outlet.end_locked(&mut inner);
+                return self.unschedule(outlet, &mut inner);
+            }
+            Next::Broken(reason) => {
+                self.log(format!("write failed for {}: {reason}", outlet.id()));
+                return self.fail(outlet, &mut inner);
             }
         };
-        let offset = inner.offset;
         drop(inner);
 
         let sent = send(&socket, &self.batch, offset);
         self.shared.stats.writes.add(1);
 
         let mut inner = outlet.inner();
-        if outlet.is_dead() {
-            return self.dismiss(outlet, &mut inner);
+        if inner.has_ended() {
+            return self.unschedule(outlet, &mut inner);
         }
-        let full = match sent {
+        match sent {
             Ok(bytes) => {
-                outlet.advance(&mut inner, &self.shared, &self.batch, bytes);
-                let length: usize = self.batch.iter().map(|(.., frame)| length(&frame.body)).sum();
-                offset + bytes < length
+                let offered: usize = self.batch.iter().map(|frame| frame.bytes.len()).sum();
+                self.wrote(outlet, &mut inner, bytes);
+                if offset + bytes < offered {
+                    self.block(outlet, &mut inner, socket);
+                } else {
+                    self.continue_or_unschedule(outlet, &mut inner);
+                }
             }
-            Err(Errno::AGAIN) => true,
-            Err(Errno::INTR) => false,
-            Err(_) => return self.kill(outlet, &mut inner),
-        };
-        outlet.settle(&mut inner, &self.shared, &mut self.reports);
-        if full && outlet.rest(&mut inner) {
-            self.stall(outlet, &mut inner, socket);
-        } else {
-            self.go_on(outlet, &mut inner);
+            Err(Errno::AGAIN) => self.block(outlet, &mut inner, socket),
+            Err(Errno::INTR) => self.continue_or_unschedule(outlet, &mut inner),
+            Err(_) => self.fail(outlet, &mut inner),
         }
+    }
+
+    fn wrote(&mut self, outlet: &Outlet, inner: &mut Inner, bytes: usize) {
+        let whole = inner.queue.wrote(bytes, &mut self.acks);
+        inner.blocked_since = None;
+        if whole > 0 {
+            inner.last_write = Instant::now();
+            inner.notify_room();
+        }
+        self.shared.stats.waiting.sub(whole);
+        self.shared.stats.written.add(whole);
+        self.shared.stats.bytes.add(bytes);
+        self.report_acks(outlet);
+    }
+
+    fn report_acks(&mut self, outlet: &Outlet) {
+        self.shared.stats.acks.add(self.acks.len());
+        let key = outlet.key();
+        self.reports.extend(self.acks.drain(..).map(|accepted_max| Report::Ack { key, accepted_max }));
     }
 
     /// The socket takes what there is: another turn for the rest, if there is one.
-    fn go_on(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
-        if outlet.rest(inner) {
-            self.recover(inner);
-            outlet.release(inner);
-            line_up(&mut self.ready, outlet, inner);
-        } else {
-            self.dismiss(outlet, inner);
+    fn continue_or_unschedule(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
+        if inner.queue.is_empty() {
+            return self.unschedule(outlet, inner);
         }
+        self.unblock(outlet.key());
+        inner.turn = Turn::Ready;
+        self.ready.push_back(Arc::clone(outlet));
     }
 
-    /// The socket is full: waits for room or for the end of the frame's time.
-    fn stall(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner, socket: Arc<OwnedFd>) {
+    /// The socket is full: waits for room, or for the end of its time.
+    fn block(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner, socket: Socket) {
         let now = Instant::now();
-        // The event loops of some systems refuse to wait longer than that.
-        let until = outlet.time_limit(inner, now).unwrap_or(now + FOREVER).min(now + FOREVER);
+        let since = *inner.blocked_since.get_or_insert(now);
+        let until = since.checked_add(inner.queue.deadline()).unwrap_or(now + FOREVER).min(now + FOREVER);
         if until <= now {
-            return self.kill(outlet, inner);
+            return self.fail(outlet, inner);
         }
-        match &mut inner.stall {
-            Some(stall) => {
-                self.deadlines.remove(&(stall.until, stall.token));
-                self.deadlines.insert((until, stall.token));
-                stall.until = until;
+        let key = outlet.key();
+        match self.blocked.get_mut(&key) {
+            Some(blocked) => {
+                self.deadlines.remove(&(blocked.until, key));
+                blocked.until = until;
             }
             None => {
-                self.last_token += 1;
-                let token = self.last_token;
                 let fd = socket.as_raw_fd();
-                if self.poll.registry().register(&mut SourceFd(&fd), Token(token), Interest::WRITABLE).is_err() {
-                    return self.kill(outlet, inner);
+                let token = Token(key as usize);
+                if self.poll.registry().register(&mut SourceFd(&fd), token, Interest::WRITABLE).is_err() {
+                    return self.fail(outlet, inner);
                 }
-                self.stalled.insert(token, Arc::clone(outlet));
-                self.deadlines.insert((until, token));
-                inner.stall = Some(Stall { token, until, socket });
+                self.blocked.insert(key, Blocked { outlet: Arc::clone(outlet), until, socket });
             }
         }
-        if inner.offset == 0 {
-            outlet.release(inner);
-        }
+        self.deadlines.insert((until, key));
+        inner.turn = Turn::Blocked;
     }
 
-    /// The socket takes bytes again.
-    fn recover(&mut self, inner: &mut Inner) {
-        if let Some(stall) = inner.stall.take() {
-            let fd = stall.socket.as_raw_fd();
+    fn unblock(&mut self, key: u32) {
+        if let Some(blocked) = self.blocked.remove(&key) {
+            let fd = blocked.socket.as_raw_fd();
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
-            self.stalled.remove(&stall.token);
-            self.deadlines.remove(&(stall.until, stall.token));
+            self.deadlines.remove(&(blocked.until, key));
         }
     }
 
-    /// Takes an outlet that has nothing to do any more off the list.
-    fn dismiss(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
-        self.recover(inner);
-        if outlet.release(inner) {
-            inner.scheduled = false;
-            self.mailbox().busy.fetch_sub(1, SeqCst);
+    /// Nothing is left to do for a connection.
+    fn unschedule(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
+        self.unblock(outlet.key());
+        inner.blocked_since = None;
+        if std::mem::replace(&mut inner.turn, Turn::Idle) != Turn::Idle {
+            self.mailbox().scheduled.fetch_sub(1, SeqCst);
         }
     }
 
-    /// Ends a connection, and says so.
-    fn kill(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
-        if let Some(jobs) = outlet.end_locked(inner) {
-            self.shared.stats.dead.add(1);
-            self.reports.push(Report::Dead { owner: inner.owner, jobs });
-        }
-        self.dismiss(outlet, inner);
+    /// Ends a connection, and reports it.
+    fn fail(&mut self, outlet: &Arc<Outlet>, inner: &mut Inner) {
+        // What was reported of it before must not come after its death.
+        self.shared.report(std::mem::take(&mut self.reports));
+        outlet.fail_locked(inner);
+        self.unschedule(outlet, inner);
     }
 
-    /// Ends the connections whose frame took too long.
+    /// Gives a last turn to the connections whose time is over: a process that was stopped for a while finds room in
+    /// its sockets when it goes on.
     fn expire(&mut self) {
         if self.deadlines.is_empty() {
             return;
         }
         let now = Instant::now();
-        while let Some(&(until, token)) = self.deadlines.first() {
+        while let Some(&(until, key)) = self.deadlines.first() {
             if until > now {
                 break;
             }
             self.deadlines.pop_first();
-            if let Some(outlet) = self.stalled.get(&token).cloned() {
-                let mut inner = outlet.inner();
-                self.kill(&outlet, &mut inner);
+            let Some(outlet) = self.blocked.get(&key).map(|blocked| Arc::clone(&blocked.outlet)) else { continue };
+            // One whose socket has room already gets its turn anyway.
+            let blocked = outlet.inner().turn == Turn::Blocked;
+            if blocked {
+                self.guarded_turn(&outlet);
             }
         }
     }
+
+    fn log(&mut self, text: String) {
+        self.reports.push(Report::Log(Line::new(Level::Error, text)));
+    }
 }
 
-/// Gives the outlet a turn, but one: by the time of a second it may be off this list, and on another pump's.
-fn line_up(ready: &mut VecDeque<Arc<Outlet>>, outlet: &Arc<Outlet>, inner: &mut Inner) {
-    if inner.scheduled && !std::mem::replace(&mut inner.ready, true) {
+/// Gives a connection that waits for room its turn, but one.
+fn make_ready(ready: &mut VecDeque<Arc<Outlet>>, outlet: &Arc<Outlet>, inner: &mut Inner) {
+    if inner.turn == Turn::Blocked {
+        inner.turn = Turn::Ready;
         ready.push_back(Arc::clone(outlet));
     }
 }
 
-fn length(body: &Result<Box<[u8]>, String>) -> usize {
-    body.as_ref().map_or(0, |body| body.len())
-}
-
 /// Sends as much of the batch as the socket takes now, from `offset` of its first frame on.
-fn send(socket: &OwnedFd, batch: &[Gathered], offset: usize) -> Result<usize, Errno> {
+fn send(socket: &OwnedFd, batch: &[Arc<Frame>], offset: usize) -> Result<usize, Errno> {
     #[cfg(not(target_vendor = "apple"))]
     const FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
-    // No signal either: the socket itself was told so when it was attached.
+    // No signal either: the socket itself was told so when it was taken in.
     #[cfg(target_vendor = "apple")]
     const FLAGS: SendFlags = SendFlags::DONTWAIT;
 
-    let bodies = batch.iter().filter_map(|(.., frame)| frame.body.as_deref().ok());
     let mut slices = [IoSlice::new(&[]); BATCH_FRAMES];
-    let mut count = 0;
-    for (slice, body) in slices.iter_mut().zip(bodies) {
-        *slice = IoSlice::new(if count == 0 { &body[offset..] } else { body });
-        count += 1;
+    for (slice, frame) in slices.iter_mut().zip(batch) {
+        *slice = IoSlice::new(&frame.bytes);
     }
-    sendmsg(socket.as_fd(), &slices[..count], &mut SendAncillaryBuffer::default(), FLAGS)
+    if let Some(first) = batch.first() {
+        slices[0] = IoSlice::new(&first.bytes[offset..]);
+    }
+    sendmsg(socket.as_fd(), &slices[..batch.len()], &mut SendAncillaryBuffer::default(), FLAGS)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::thread;
 
-    use super::super::lock::Lock;
-    use super::super::{Cursor, Frame, Job, Limit, Overflow, Pump};
+    use super::super::{Item, Limit, Overflow, Pump};
     use super::*;
 
-    #[test]
-    fn an_outlet_lines_up_once_however_many_events_call_for_it() {
-        let (server, mut browser) = UnixStream::pair().unwrap();
-        let lock = || Arc::new(Lock::new(false));
-        let outlet = Arc::new(Outlet::new("a".to_owned(), lock(), lock(), Arc::new(Cursor::new(0))));
-        outlet.attach(server.as_fd()).unwrap();
-        let pump = Pump::new(1, Limit { frames: 0, overflow: Overflow::DropOldest });
-        let (mut writer, _waker) = Writer::new(Arc::clone(&pump.shared), 0).unwrap();
-        let large = Arc::new(Frame { msg_id: 1, body: Ok(vec![b'x'; 4 << 20].into()) });
-        pump.post(&outlet, 0, Job::new(vec![large], 0, FOREVER));
-        writer.receive();
-        let first = writer.ready.pop_front().unwrap();
-        writer.turn(&first);
-        assert!(outlet.inner().stall.is_some() && writer.ready.is_empty());
+    const NO_LIMIT: Limit = Limit { frames: 0, overflow: Overflow::DropOldest };
 
+    /// A connection with a frame that is partly in its socket, its browser, and its writer, which the test drives.
+    fn blocked(deadline: Duration) -> (Writer, Arc<Outlet>, UnixStream) {
+        let (server, browser) = UnixStream::pair().unwrap();
+        let pump = Pump::new(1, NO_LIMIT);
+        let outlet = pump.adopt("a".to_owned(), 0, OwnedFd::from(server)).unwrap();
+        let (mut writer, _waker) = Writer::new(Arc::clone(pump.shared()), 0).unwrap();
+        outlet.push(Item::Frame(Arc::new(Frame { msg_id: Some(1), bytes: vec![b'x'; 4 << 20].into() })), deadline);
+        writer.receive();
+        let outlet = writer.ready.pop_front().unwrap();
+        writer.turn(&outlet);
+        assert_eq!((outlet.inner().turn, writer.ready.len(), writer.blocked.len()), (Turn::Blocked, 0, 1));
+        (writer, outlet, browser)
+    }
+
+    #[test]
+    fn a_connection_gets_one_turn_however_many_events_call_for_it() {
+        let (mut writer, outlet, mut browser) = blocked(FOREVER);
         let mut events = 0;
         let mut buffer = vec![0; 1 << 16];
         while events < 2 && browser.read(&mut buffer).unwrap() > 0 {
@@ -358,6 +359,34 @@ mod tests {
         assert_eq!(writer.ready.len(), 1);
         let last = writer.ready.pop_front().unwrap();
         writer.turn(&last);
-        assert_eq!(writer.mailbox().busy.load(SeqCst), 0);
+        assert_eq!((writer.mailbox().scheduled.load(SeqCst), writer.blocked.len(), writer.deadlines.len()), (0, 0, 0));
+    }
+
+    /// Slow is not stalled: the frame takes many times its deadline (invariant 17).
+    #[test]
+    fn a_browser_that_takes_bytes_now_and_then_lives() {
+        let deadline = Duration::from_millis(20);
+        let (mut writer, outlet, mut browser) = blocked(deadline);
+        let began = Instant::now();
+        while began.elapsed() < 5 * deadline {
+            browser.read_exact(&mut vec![0; 64 << 10]).unwrap();
+            thread::sleep(deadline * 2 / 3);
+            writer.expire();
+        }
+        assert!(!outlet.is_closed() && outlet.cursor() == 0);
+    }
+
+    /// As after a stop of the whole process: the time is over, but there is room.
+    #[test]
+    fn a_connection_whose_time_is_over_gets_a_last_turn() {
+        let (mut writer, outlet, mut browser) = blocked(Duration::from_millis(20));
+        browser.read_exact(&mut vec![0; 128 << 10]).unwrap();
+        thread::sleep(Duration::from_millis(25));
+        writer.expire();
+        assert!(!outlet.is_closed());
+        thread::sleep(Duration::from_millis(25));
+        writer.expire();
+        assert!(outlet.is_closed());
+        assert_eq!(writer.mailbox().scheduled.load(SeqCst), 0);
     }
 }

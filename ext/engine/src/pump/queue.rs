@@ -1,0 +1,412 @@
+//! What waits for one connection, in the order in which it leaves. Knows neither locks nor sockets.
+//!
+//! A frame's life: [`Queue::push`] or [`Queue::post`], [`Queue::next_batch`] (its bytes are given to a system call),
+//! [`Queue::wrote`] (the call took so many of them; the cursor moves, acknowledgements fall due).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::limits::{Limit, Overflow, BOUND, FLEETING};
+use crate::frame::Frame;
+
+/// Frames that leave in one system call at most.
+pub(super) const BATCH_FRAMES: usize = 64;
+/// Bytes after which a batch is closed: no socket takes more at once.
+const BATCH_BYTES: usize = 1 << 20;
+/// An idle connection keeps no more room than this.
+const IDLE_CAPACITY: usize = 4;
+
+/// Something to be written.
+#[derive(Debug, Clone)]
+pub enum Item {
+    /// A frame.
+    Frame(Arc<Frame>),
+    /// A message whose bytes could not be made. The connection ends when its turn comes.
+    Broken {
+        /// The message's durable position, if it has one.
+        msg_id: Option<i64>,
+        /// Why, in words.
+        reason: Arc<str>,
+    },
+}
+
+impl Item {
+    fn msg_id(&self) -> Option<i64> {
+        match self {
+            Self::Frame(frame) => frame.msg_id,
+            Self::Broken { msg_id, .. } => *msg_id,
+        }
+    }
+}
+
+/// Frames that are acknowledged together.
+#[derive(Debug)]
+pub struct Job {
+    /// In the order in which they leave. Those that the connection has, or that wait for it, are left out.
+    pub items: Vec<Item>,
+    /// What is acknowledged when the job has no items.
+    pub batch_max: i64,
+    /// How long the socket may take no byte before the connection is given up.
+    pub deadline: Duration,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Item {
+        item: Item,
+        deadline: Duration,
+        /// The number of the job it came with; None if nobody waits for an acknowledgement.
+        job: Option<u64>,
+    },
+    /// The end of one job, or of several that had nothing new.
+    Ack {
+        job: u64,
+        jobs: usize,
+        accepted: Accepted,
+    },
+    Close,
+}
+
+/// What an acknowledgement says when its turn comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Accepted {
+    /// The highest of the jobs that had no items at all.
+    batch_max: i64,
+    /// Whether there was a job that had some: the cursor is what they came to.
+    cursor: bool,
+}
+
+/// What is next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The batch, from this byte of its first frame on.
+    Write { offset: usize },
+    /// Nothing waits.
+    Nothing,
+    /// The next message has no bytes, for this reason.
+    Broken(Arc<str>),
+    /// Everything that was to be written is, and the connection is to be closed.
+    Close,
+}
+
+/// More waits than may: the connection is to end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Overflowed {
+    /// Jobs that are lost by that, the one that was one too many included.
+    pub jobs: usize,
+}
+
+/// What became of a job.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    /// It waits. So many older jobs were dropped for it, whose frames the connection does not get.
+    Waits { dropped: usize },
+    /// It was one too many.
+    Overflowed(Overflowed),
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Queue {
+    entries: VecDeque<Entry>,
+    /// Bytes of the first frame that the socket has.
+    sent: usize,
+    /// The highest durable position that the socket has whole.
+    cursor: i64,
+    /// The highest durable position that the socket has or that waits.
+    queued_to: i64,
+    frames: usize,
+    bytes: usize,
+    /// Frames without a position, and their bytes.
+    fleeting: usize,
+    fleeting_bytes: usize,
+    last_job: u64,
+    /// Jobs up to this one have begun: nothing of them is dropped.
+    begun_job: u64,
+    /// The job of the last frame that was written whole.
+    written_job: u64,
+}
+
+impl Queue {
+    pub fn new(cursor: i64) -> Self {
+        Self {
+            entries: VecDeque::new(),
+            sent: 0,
+            cursor,
+            queued_to: cursor,
+            frames: 0,
+            bytes: 0,
+            fleeting: 0,
+            fleeting_bytes: 0,
+            last_job: 0,
+            begun_job: 0,
+            written_job: 0,
+        }
+    }
+
+    pub fn cursor(&self) -> i64 {
+        self.cursor
+    }
+
+    /// Whether the connection has this durable message, or it waits.
+    pub fn has(&self, msg_id: i64) -> bool {
+        msg_id <= self.queued_to
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Frames that wait or are being written.
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether a frame of the archive should wait here, or be read again later.
+    pub fn is_full(&self, frame: &Frame) -> bool {
+        self.frames > 0 && (self.frames >= BOUND.frames || self.bytes + frame.bytes.len() > BOUND.bytes)
+    }
+
+    /// Whether so much has left that a page of the archive fits again.
+    pub fn has_room(&self) -> bool {
+        self.frames <= BOUND.frames / 2 && self.bytes <= BOUND.bytes / 2
+    }
+
+    /// How long the socket may take no byte of what is next.
+    pub fn deadline(&self) -> Duration {
+        self.entries
+            .iter()
+            .find_map(|entry| match entry {
+                Entry::Item { deadline, .. } => Some(*deadline),
+                _ => None,
+            })
+            .unwrap_or_default()
+    }
+
+    /// Adds a message that nobody acknowledges. False: the connection has it, or it waits.
+    pub fn push(&mut self, item: Item, deadline: Duration) -> Result<bool, Overflowed> {
+        match item.msg_id() {
+            Some(msg_id) if self.has(msg_id) => return Ok(false),
+            Some(_) => {}
+            None => self.check_fleeting(&item)?,
+        }
+        self.add(item, deadline, None);
+        Ok(true)
+    }
+
+    fn check_fleeting(&self, item: &Item) -> Result<(), Overflowed> {
+        let Item::Frame(frame) = item else { return Ok(()) };
+        let full = self.fleeting >= FLEETING.frames || self.fleeting_bytes + frame.bytes.len() > FLEETING.bytes;
+        if self.fleeting > 0 && full {
+            return Err(Overflowed { jobs: self.jobs() });
+        }
+        Ok(())
+    }
+
+    /// Adds a job, as far as `limit` allows.
+    pub fn post(&mut self, job: Job, limit: Limit) -> Posted {
+        let waiting = if limit.frames > 0 { self.waiting() } else { 0 };
+        let new = job.items.iter().filter(|item| item.msg_id().is_none_or(|msg_id| !self.has(msg_id))).count();
+        let mut dropped = 0;
+        // A batch for an empty queue always waits, whatever its size: it is one page of the archive at most.
+        if waiting > 0 && new > 0 && waiting + new > limit.frames {
+            match limit.overflow {
+                Overflow::Disconnect => return Posted::Overflowed(Overflowed { jobs: self.jobs() + 1 }),
+                Overflow::DropOldest => dropped = self.drop_oldest(&job.items, waiting + new - limit.frames),
+            }
+        }
+        self.last_job += 1;
+        let number = self.last_job;
+        let accepted = match job.items.is_empty() {
+            true => Accepted { batch_max: job.batch_max, cursor: false },
+            false => Accepted { batch_max: i64::MIN, cursor: true },
+        };
+        for item in job.items {
+            if item.msg_id().is_none_or(|msg_id| !self.has(msg_id)) {
+                self.add(item, job.deadline, Some(number));
+            }
+        }
+        self.acknowledge(number, accepted);
+        Posted::Waits { dropped }
+    }
+
+    /// Closes the connection as soon as everything before this has left.
+    pub fn close(&mut self) {
+        self.entries.push_back(Entry::Close);
+    }
+
+    /// Fills `batch` with the frames that are next, and `acks` with what needs no writing.
+    pub fn next_batch(&mut self, batch: &mut Vec<Arc<Frame>>, acks: &mut Vec<i64>) -> Next {
+        batch.clear();
+        self.settle(acks);
+        let mut bytes = 0;
+        for entry in &self.entries {
+            match entry {
+                Entry::Ack { .. } => {}
+                Entry::Item { item: Item::Frame(frame), job, .. } => {
+                    batch.push(Arc::clone(frame));
+                    self.begun_job = self.begun_job.max(job.unwrap_or(0));
+                    bytes += frame.bytes.len();
+                    if batch.len() == BATCH_FRAMES || bytes >= BATCH_BYTES {
+                        break;
+                    }
+                }
+                Entry::Item { item: Item::Broken { reason, .. }, .. } if batch.is_empty() => {
+                    return Next::Broken(Arc::clone(reason));
+                }
+                Entry::Close if batch.is_empty() => return Next::Close,
+                Entry::Item { .. } | Entry::Close => break,
+            }
+        }
+        if batch.is_empty() {
+            Next::Nothing
+        } else {
+            Next::Write { offset: self.sent }
+        }
+    }
+
+    /// Notes that the socket took `bytes` of the batch. Returns how many frames it has whole by that; `acks` gets what
+    /// falls due.
+    pub fn wrote(&mut self, bytes: usize, acks: &mut Vec<i64>) -> usize {
+        self.sent += bytes;
+        let before = self.frames;
+        while let Some(Entry::Item { item: Item::Frame(frame), job, .. }) = self.entries.front() {
+            let length = frame.bytes.len();
+            if self.sent < length {
+                break;
+            }
+            self.sent -= length;
+            if let Some(msg_id) = frame.msg_id {
+                self.cursor = self.cursor.max(msg_id);
+            }
+            self.written_job = self.written_job.max(job.unwrap_or(0));
+            self.remove_front();
+            self.settle(acks);
+        }
+        // What the system call did not take has not begun, but for a frame that is torn now.
+        self.begun_job = match self.entries.front() {
+            Some(Entry::Item { job: Some(job), .. }) if self.sent > 0 => *job,
+            _ => self.written_job,
+        };
+        if self.entries.is_empty() && self.entries.capacity() > IDLE_CAPACITY {
+            self.entries = VecDeque::new();
+        }
+        before - self.frames
+    }
+
+    /// Discards everything. Returns how many frames and jobs that were.
+    pub fn discard(&mut self) -> (usize, usize) {
+        let discarded = (self.frames, self.jobs());
+        *self = Self { queued_to: self.cursor, ..Self::new(self.cursor) };
+        discarded
+    }
+
+    fn jobs(&self) -> usize {
+        self.entries.iter().map(|entry| if let Entry::Ack { jobs, .. } = entry { *jobs } else { 0 }).sum()
+    }
+
+    /// Frames of the jobs that have not begun.
+    fn waiting(&self) -> usize {
+        self.entries.iter().filter(|entry| self.is_droppable(entry)).count()
+    }
+
+    fn is_droppable(&self, entry: &Entry) -> bool {
+        matches!(entry, Entry::Item { job: Some(job), .. } if *job > self.begun_job)
+    }
+
+    /// Drops the oldest jobs until `excess` frames are gone or no job is left that has not begun. Where `posted` brings
+    /// dropped frames again, all of them go, so that it can take their place whole. Returns how many jobs are lost.
+    fn drop_oldest(&mut self, posted: &[Item], mut excess: usize) -> usize {
+        let again = |item: &Item| posted.iter().any(|other| other.msg_id() == item.msg_id());
+        let (mut drop_to, mut comes_again) = (self.begun_job, false);
+        for entry in &self.entries {
+            let Entry::Item { item, job: Some(job), .. } = entry else { continue };
+            if *job > self.begun_job && (*job == drop_to || excess > 0 || comes_again) {
+                drop_to = *job;
+                excess = excess.saturating_sub(1);
+                comes_again = comes_again || again(item);
+            }
+        }
+        let mut lost = Vec::new();
+        let begun_job = self.begun_job;
+        for entry in std::mem::take(&mut self.entries) {
+            match &entry {
+                Entry::Item { item, job: Some(job), .. } if *job > begun_job && *job <= drop_to => {
+                    self.subtract(item);
+                    if !again(item) && lost.last() != Some(job) {
+                        lost.push(*job);
+                    }
+                }
+                Entry::Ack { job, .. } if *job > begun_job && *job <= drop_to => {}
+                _ => self.entries.push_back(entry),
+            }
+        }
+        self.queued_to = self.entries.iter().filter_map(position).max().unwrap_or(self.cursor).max(self.cursor);
+        lost.len()
+    }
+
+    fn add(&mut self, item: Item, deadline: Duration, job: Option<u64>) {
+        self.frames += 1;
+        if let Some(msg_id) = item.msg_id() {
+            self.queued_to = msg_id;
+        }
+        if let Item::Frame(frame) = &item {
+            self.bytes += frame.bytes.len();
+            if frame.msg_id.is_none() {
+                self.fleeting += 1;
+                self.fleeting_bytes += frame.bytes.len();
+            }
+        }
+        self.entries.push_back(Entry::Item { item, deadline, job });
+    }
+
+    fn subtract(&mut self, item: &Item) {
+        self.frames -= 1;
+        if let Item::Frame(frame) = item {
+            self.bytes -= frame.bytes.len();
+            if frame.msg_id.is_none() {
+                self.fleeting -= 1;
+                self.fleeting_bytes -= frame.bytes.len();
+            }
+        }
+    }
+
+    fn remove_front(&mut self) {
+        if let Some(Entry::Item { item, .. }) = self.entries.pop_front() {
+            self.subtract(&item);
+        }
+    }
+
+    /// One entry for jobs that follow each other with nothing between them: a stalled connection must not gather them.
+    fn acknowledge(&mut self, number: u64, accepted: Accepted) {
+        match self.entries.back_mut() {
+            Some(Entry::Ack { job, jobs, accepted: earlier }) => {
+                *job = number;
+                *jobs += 1;
+                earlier.batch_max = earlier.batch_max.max(accepted.batch_max);
+                earlier.cursor |= accepted.cursor;
+            }
+            _ => self.entries.push_back(Entry::Ack { job: number, jobs: 1, accepted }),
+        }
+    }
+
+    /// Acknowledges the jobs that have nothing left to write.
+    fn settle(&mut self, acks: &mut Vec<i64>) {
+        while let Some(Entry::Ack { jobs, accepted, .. }) = self.entries.front() {
+            let accepted_max = if accepted.cursor { accepted.batch_max.max(self.cursor) } else { accepted.batch_max };
+            acks.extend(std::iter::repeat_n(accepted_max, *jobs));
+            self.entries.pop_front();
+        }
+    }
+}
+
+fn position(entry: &Entry) -> Option<i64> {
+    match entry {
+        Entry::Item { item, .. } => item.msg_id(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
