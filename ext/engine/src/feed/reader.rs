@@ -12,12 +12,13 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::mpsc::{Receiver, Sender};
+use tokio::sync::mpsc::{Sender, UnboundedReceiver};
 use tokio::time::{interval_at, sleep, Instant, Interval, MissedTickBehavior};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::Client;
 
+use super::events::{ReadId, Row};
 use crate::listen::connection::{self, words, Connection, Link, PATIENCE};
 use crate::listen::{Log, Options};
 use crate::log::{Level, Line};
@@ -41,35 +42,27 @@ const MOST_TICKS: u32 = 80;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Read {
     /// Comes back with the page.
-    pub id: u64,
+    pub id: ReadId,
     /// The queue, by its whole name.
     pub queue: Queue,
     /// The msg_id before the page.
     pub after: i64,
     /// The most rows that the page may have.
-    pub limit: i64,
+    pub limit: usize,
 }
 
-/// A row of a queue's live or archive table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
-    /// Its position in the stream.
-    pub msg_id: i64,
-    /// Its JSON text, as PostgreSQL writes it.
-    pub message: Box<str>,
-}
-
-/// What became of a read: its rows in the order of their msg_id, or the server's words.
+/// What became of a read: its rows in the order of their msg_id, or the server's words. A queue whose tables do not
+/// exist has no rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The read's.
-    pub id: u64,
-    /// A queue whose tables do not exist has no rows.
+    pub id: ReadId,
+    /// The rows.
     pub rows: Result<Vec<Row>, String>,
 }
 
 /// Reads until nobody asks any more, or nobody takes the pages. Connects at once and anew after every loss.
-pub async fn run(options: &Options, mut reads: Receiver<Read>, pages: &Sender<Page>, log: Log<'_>) {
+pub async fn run(options: &Options, mut reads: UnboundedReceiver<Read>, pages: &Sender<Page>, log: Log<'_>) {
     let mut unanswered = VecDeque::new();
     let mut answer_ticks = ANSWER_TICKS;
     loop {
@@ -167,7 +160,12 @@ impl Session {
         self.in_flight.drain(..).filter_map(|statement| statement.read).chain(waiting).collect()
     }
 
-    async fn serve(&mut self, waiting: &mut VecDeque<Read>, reads: &mut Receiver<Read>, pages: &Sender<Page>) -> Ended {
+    async fn serve(
+        &mut self,
+        waiting: &mut VecDeque<Read>,
+        reads: &mut UnboundedReceiver<Read>,
+        pages: &Sender<Page>,
+    ) -> Ended {
         loop {
             while self.in_flight.len() < IN_FLIGHT {
                 let Some(read) = waiting.pop_front() else { break };
@@ -200,7 +198,7 @@ impl Session {
         }
     }
 
-    async fn next(&mut self, reads: &mut Receiver<Read>) -> Event {
+    async fn next(&mut self, reads: &mut UnboundedReceiver<Read>) -> Event {
         let Self { link, in_flight, ticks, .. } = self;
         let may_read = in_flight.len() < IN_FLIGHT;
         let answer = async {
@@ -264,7 +262,8 @@ impl Session {
 
 /// One page, in one round trip and without a named statement.
 async fn page(client: &Client, read: &Read) -> Result<Vec<Row>, tokio_postgres::Error> {
-    let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&read.after, Type::INT8), (&read.limit, Type::INT8)];
+    let limit = i64::try_from(read.limit).unwrap_or(i64::MAX);
+    let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&read.after, Type::INT8), (&limit, Type::INT8)];
     let rows = client.query_typed(&page_sql(&read.queue), &parameters).await?;
     rows.iter().map(|row| Ok(Row { msg_id: row.try_get(0)?, message: row.try_get::<_, Text>(1)?.0 })).collect()
 }

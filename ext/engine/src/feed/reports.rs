@@ -3,11 +3,12 @@
 //! What Ruby has to act on rings at once. What was sent is only counted, and rings at most once a second: a message
 //! that nobody has to be asked about takes no GVL.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{after, bounded, never, select, Receiver, Sender};
 
+use super::events::Question;
 use crate::log::{Level, Line};
 use crate::session::Queue;
 
@@ -18,17 +19,15 @@ const SENT_KEPT: usize = 4096;
 /// Log lines that are kept.
 const LINES_KEPT: usize = 1024;
 
-/// What a broadcast was, and to how many browsers it went.
+/// A broadcast that was handed out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sent {
     /// The stream.
-    pub stream: Box<str>,
+    pub stream: Arc<str>,
     /// Browsers that were on the stream.
     pub fanout: usize,
     /// Whether it was an ephemeral one.
     pub ephemeral: bool,
-    /// From the wake to the last browser's outlet.
-    pub took: Duration,
     /// How many broadcasts this stands for.
     pub times: u64,
 }
@@ -40,15 +39,6 @@ pub struct RubyWake {
     pub queue: Queue,
     /// None for a durable wake, the text of an ephemeral one.
     pub payload: Option<Box<str>>,
-}
-
-/// Whether some browsers may see some messages. To be answered in the order of the pairs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
-    /// Names the answer.
-    pub id: u64,
-    /// An audience's label as JSON, and the browsers that it is asked about.
-    pub items: Vec<(Box<str>, Vec<u32>)>,
 }
 
 /// All that waits for Ruby.
@@ -204,7 +194,7 @@ mod tests {
     use super::*;
 
     fn sent(stream: &str) -> Sent {
-        Sent { stream: stream.into(), fanout: 1, ephemeral: false, took: Duration::ZERO, times: 1 }
+        Sent { stream: stream.into(), fanout: 1, ephemeral: false, times: 1 }
     }
 
     fn take(reports: &Reports) -> Batch {

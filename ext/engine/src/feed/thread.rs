@@ -10,11 +10,13 @@ use std::time::Duration;
 use crossbeam_channel::{bounded, select, Receiver, Sender};
 use tokio::sync::mpsc::{unbounded_channel, UnboundedSender};
 
+use super::events::{Connect, QuestionId};
 use super::reports::Reports;
 use super::run::{run, Ends};
 use super::stats::Stats;
+use super::wakes::Source;
 use crate::listen::Options;
-use crate::pump::{Notice, Outlet};
+use crate::pump::Outlet;
 use crate::session::Queue;
 
 /// How a feed is to be.
@@ -22,36 +24,30 @@ use crate::session::Queue;
 pub struct Settings {
     /// The hub's socket. None: there is no hub.
     pub hub: Option<PathBuf>,
+    /// The session for reads.
+    pub reads: Options,
+    /// The LISTEN session without a hub.
+    pub wakes: Options,
     /// How long a LISTEN session's connection may be idle before it is asked for a sign of life.
     pub health_check: Duration,
     /// How long a browser's socket may take no byte of a frame.
     pub deadline: Duration,
 }
 
-/// A browser that has connected.
-#[derive(Debug)]
-pub struct Browser {
-    /// Names it in questions and answers.
-    pub key: u32,
-    /// The id that a message's `exclude` may name.
-    pub id: Box<str>,
-    /// What its stream is called in reports.
-    pub stream: Box<str>,
-    /// The stream's queue, by its whole name.
-    pub queue: Queue,
-    /// The msg_id that it has already.
-    pub cursor: i64,
-    /// Its connection.
-    pub outlet: Arc<Outlet>,
+impl Settings {
+    pub(super) fn source(&self) -> Source {
+        Source { hub: self.hub.clone(), session: self.wakes.clone(), health_check: self.health_check }
+    }
 }
 
 /// What the feed's thread is asked to do.
 #[derive(Debug)]
 pub(super) enum Command {
-    Connect(Box<Browser>),
+    Connect(Connect, Arc<Outlet>),
     Disconnect(u32),
-    Noticed(u32, Notice),
-    Answer { question: u64, visible: Vec<bool> },
+    /// The outlet has room again, or ended.
+    Look(u32),
+    Answer(QuestionId, Vec<Vec<bool>>),
     Listen(Queue),
     Unlisten(Queue),
     Stop,
@@ -61,14 +57,14 @@ pub(super) enum Command {
 ///
 /// In a forked child it is a picture of its parent's: nothing of it may be called, nor may it be dropped.
 #[derive(Debug)]
-pub struct Feed {
+pub struct FeedThread {
     commands: UnboundedSender<Command>,
     reports: Arc<Reports>,
     stats: Arc<Stats>,
     ended: Receiver<Infallible>,
 }
 
-impl Feed {
+impl FeedThread {
     /// Starts the thread.
     ///
     /// # Errors
@@ -85,9 +81,10 @@ impl Feed {
         Ok(Self { commands, reports, stats, ended })
     }
 
-    /// Takes a browser in: it gets what is above its cursor, and then whatever comes.
-    pub fn connect(&self, browser: Browser) {
-        self.command(Command::Connect(Box::new(browser)));
+    /// Takes a browser in: its outlet gets what is above its cursor, and then whatever comes. Its key names nobody else
+    /// until [`FeedThread::disconnect`].
+    pub fn connect(&self, browser: Connect, outlet: Arc<Outlet>) {
+        self.command(Command::Connect(browser, outlet));
     }
 
     /// Forgets a browser.
@@ -95,9 +92,9 @@ impl Feed {
         self.command(Command::Disconnect(key));
     }
 
-    /// Answers a question: for each pair, in their order, whether the browser may see the message.
-    pub fn answer(&self, question: u64, visible: Vec<bool>) {
-        self.command(Command::Answer { question, visible });
+    /// Answers a question: for each message and each of its browsers, whether the browser may see it.
+    pub fn answer(&self, question: QuestionId, visible: Vec<Vec<bool>>) {
+        self.command(Command::Answer(question, visible));
     }
 
     /// Asks for the wakes of a queue, for connections that Ruby serves. Reported when its LISTEN is active.
