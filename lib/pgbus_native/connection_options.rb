@@ -1,8 +1,12 @@
 # frozen_string_literal: true
 
+require "ipaddr"
+require_relative "fork_guard"
+require_relative "host_lookup"
+
 module PgbusNative
-  # Connection options as libpq resolves them: what was given, then the service file, the PG* variables of the
-  # environment, and libpq's defaults. The password file is left to the engine, which reads it for every new connection.
+  # Connection options as libpq resolves them at this moment: what was given, then the service file, the PG* variables of
+  # the environment, the password file, and libpq's defaults.
   #
   # libpq is asked itself, with an option that it refuses last, before it looks up or connects to anything: then it has
   # resolved all others and tells them.
@@ -14,9 +18,13 @@ module PgbusNative
     REFUSED = "resolve only"
     private_constant :REFUSED
 
-    # Not a keyword of libpq's: where it looks for a server when no host is given.
-    DEFAULT_FOLDER = "default_socket_folder"
-    private_constant :DEFAULT_FOLDER
+    # Not a keyword of libpq's: where it looks for certificates when none are given.
+    CERTIFICATES_FOLDER = "certificates_folder"
+    private_constant :CERTIFICATES_FOLDER
+
+    # What {#hosts} has.
+    OF_HOSTS = %w[host hostaddr port password passfile].freeze
+    private_constant :OF_HOSTS
 
     # What libpq quotes of a text that it can't read, in any of its languages; the text may hold a password. The signs of
     # its grammar ("=", "]") are no part of that text.
@@ -32,7 +40,7 @@ module PgbusNative
     PORT_OF_NO_SERVER = /[^\d\s,+-]/
     private_constant :HOST_OF_NO_SERVER, :PORT_OF_NO_SERVER
 
-    # @return [Hash{String => String}] libpq's keywords and the values that count, without empty ones
+    # @return [Hash{String => String}] libpq's keywords and the values that count, without empty ones and those of {#hosts}
     attr_reader :keywords
 
     # @return [Array<Array(String, String)>] names and values of what is SET after connecting, in this order
@@ -47,7 +55,21 @@ module PgbusNative
       require "pg" unless defined?(::PG::Connection)
       given = keywords_of(options)
       @variables = variables_of(given).map { |name, value| [utf8(:variables, name), utf8(name, value)] }
-      @keywords = resolve(named(given.compact.to_h { |keyword, value| [keyword, utf8(keyword, value)] }))
+      @given = named(given.compact.to_h { |keyword, value| [keyword, utf8(keyword, value)] })
+      @keywords = resolve
+    end
+
+    # The servers to try, in libpq's order. Names are looked up the first time.
+    #
+    # @return [Array<Array>] each with its name (nil: none was given), the folder of its Unix socket or nil, its addresses,
+    #   why it has none or nil, its port as libpq takes it, and its password, empty for none
+    # @raise [HostLookup::Impossible]
+    def hosts
+      @hosts ||= begin
+        names = @places.filter_map { |name, hostaddr,| name if !hostaddr && name?(name) }.uniq
+        found = HostLookup.addresses(names)
+        @places.map { |name, hostaddr, port, password| host(name, hostaddr, found[name], port, password) }
+      end
     end
 
     # @return [String] without values, since one of them may be a password
@@ -107,26 +129,64 @@ module PgbusNative
       given.merge(fallback_application_name: APPLICATION_NAME)
     end
 
-    def resolve(given)
+    def resolve
       # libpq checks target_session_attrs last, so that this finds what else is wrong; with sslmode, which it checks
       # before, it tells what target_session_attrs is.
-      keywords, = ask(given, target_session_attrs: REFUSED)
-      target, folder = ask(given, sslmode: REFUSED, host: "", hostaddr: "", port: "")
-      keywords["target_session_attrs"] = target["target_session_attrs"]
-      keywords[DEFAULT_FOLDER] = folder
-      keywords.delete("sslmode") if keywords["sslrootcert"] == "system" && default_sslmode?(given)
-      keywords.to_h { |keyword, value| [keyword, utf8(keyword, value)] }
+      keywords, password, = ask(target_session_attrs: REFUSED)
+      # Where it looks for a server when there is no host, and for a password file when there is neither, of which it tells
+      # no other way which home folder it takes.
+      nothing = { host: "", hostaddr: "", port: "", password: "", passfile: "" }
+      defaults, _, @default_folder = ask(sslmode: REFUSED, **nothing)
+      keywords["target_session_attrs"] = defaults["target_session_attrs"]
+      home = defaults["passfile"]
+      keywords[CERTIFICATES_FOLDER] = File.join(File.dirname(home), ".postgresql") if home
+      keywords.delete("sslmode") if keywords["sslrootcert"] == "system" && default_sslmode?
+      @places = places(keywords, password)
+      keywords.except(*OF_HOSTS).to_h { |keyword, value| [keyword, utf8(keyword, value)] }
     end
 
-    # What libpq makes of the options, and where it would connect to.
-    def ask(given, **refused)
-      conninfo = ::PG::Connection.connect_hash_to_string(given.merge(refused))
-      ::PG::Connection.connect_start(conninfo).finish
+    # Name, address, port and password of each server.
+    def places(keywords, first_password)
+      names, hostaddrs, ports = keywords.values_at("host", "hostaddr", "port").map { |list| list.to_s.split(",", -1) }
+      ports = [ports.first.to_s] * [names.size, hostaddrs.size, 1].max if ports.size < 2
+      ports.each_with_index.map do |port, at|
+        name, hostaddr = [names[at], hostaddrs[at]].map { |text| text unless text.to_s.empty? }
+        [name, hostaddr, port, at.zero? ? first_password : password_of(name, hostaddr, port, keywords)]
+      end
+    end
+
+    # The password file may have one for each host.
+    def password_of(name, hostaddr, port, keywords)
+      keywords["password"] || ask(target_session_attrs: REFUSED, host: name.to_s, hostaddr: hostaddr.to_s, port:)[1]
+    end
+
+    def host(name, hostaddr, found, port, password)
+      return [name, nil, [hostaddr], nil, port, password] if hostaddr
+      return [name, name || @default_folder, [], nil, port, password] if name.nil? || name.start_with?("/", "@")
+      return [name, nil, found || [name], nil, port, password] unless found.is_a?(String)
+
+      [name, nil, [], "could not translate host name #{name.inspect} to address: #{found}", port, password]
+    end
+
+    # Whether this is to be looked up.
+    def name?(text)
+      return false if text.nil? || text.start_with?("/", "@")
+
+      IPAddr.new(text)
+      text.include?("/")
+    rescue IPAddr::Error
+      true
+    end
+
+    # What libpq makes of the options, its password for the first host, and where it would connect to.
+    def ask(**refused)
+      conninfo = ::PG::Connection.connect_hash_to_string(@given.merge(refused))
+      ForkGuard.undisturbed { ::PG::Connection.connect_start(conninfo).finish }
       raise ::PG::ConnectionBad, "libpq took #{refused.keys.first}=#{REFUSED.inspect}"
     rescue ::PG::ConnectionBad => e
       raise unless e.connection && e.message.include?(REFUSED)
 
-      [present(e.connection.conninfo), e.connection.host]
+      [present(e.connection.conninfo), e.connection.pass.b, e.connection.host]
     end
 
     def present(conninfo)
@@ -134,7 +194,7 @@ module PgbusNative
     end
 
     # With sslrootcert=system libpq's default is another one, which libpq tells only since version 16.
-    def default_sslmode?(given) = !given.key?(:sslmode) && !ENV.key?("PGSSLMODE")
+    def default_sslmode? = !@given.key?(:sslmode) && !ENV.key?("PGSSLMODE")
 
     def utf8(name, value)
       text = value.to_s.encode(Encoding::UTF_8)

@@ -1,10 +1,9 @@
 # frozen_string_literal: true
 
 require_relative "argument"
-require_relative "connection_options"
+require_relative "hub_session"
 require_relative "live"
 require_relative "notifications"
-require_relative "pgbus_listener"
 require_relative "ruby_session"
 
 module PgbusNative
@@ -39,8 +38,8 @@ module PgbusNative
     # @return [String] where workers connect
     attr_reader :socket_path
 
-    # @param config [Pgbus::Configuration] +streams_connection_options+, +streams_listen_health_check_ms+ and, for a Ruby
-    #   session, +streams_dispatch_queue_limit+ are read at +start+
+    # @param config [Pgbus::Configuration] +streams_listen_health_check_ms+ is read at +start+, and
+    #   +streams_connection_options+ before each connect, on a thread of the hub's
     # @param socket_path [String] where workers connect
     # @param listener_factory [#call, nil] +call(dispatch_queue:)+ gives a started listener, which then is asked in the
     #   place of the native session
@@ -102,15 +101,16 @@ module PgbusNative
 
     # What the hub did and does, cheap enough to poll.
     #
-    # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+) and +:session_reason+ (why it is a Ruby
-    #   session); +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
+    # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+, now) and +:session_reason+ (why it is a
+    #   Ruby session); +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
     #   +:dropped_durable_wakes+, +:evicted_workers+ and +:reconnects+ (so far); +:connected_since+ (a Time; nil while the
     #   session is down)
     def stats
       engine = @engine
       figures = engine ? engine.stats : {}
       since = figures.delete(:connected_since_ms)
-      { running: running?, session: @session_reason ? :ruby : :native, session_reason: @session_reason, **figures,
+      reason = @session&.reason || @session_reason
+      { running: running?, session: reason ? :ruby : :native, session_reason: reason, **figures,
         connected_since: (Time.at(since / 1000r) if since && running?) }
     end
 
@@ -135,42 +135,31 @@ module PgbusNative
     def stopped_meanwhile? = @stops != @stops_before
 
     def build
-      @engine = @session = @session_reason = nil
-      @listener_factory ? build_on_ruby(@listener_factory, "a listener_factory is given") : build_natively
+      @engine = @session_reason = nil
+      session = @session = listening_session
+      launch(recipes: session.is_a?(HubSession))
       self
-    rescue Engine::ConnectionFailed => e
-      raise connection_bad, e.message
-    rescue Engine::Replica => e
-      raise replica_error, e.message
+    rescue Engine::ConnectionFailed, Engine::Replica => e
+      raise session.failure || (e.is_a?(Engine::Replica) ? replica_error : connection_bad).new(e.message)
     end
 
-    def build_natively
-      options = ConnectionOptions.new(@config.streams_connection_options)
-      launch([options.keywords, options.variables])
-    rescue Engine::Unsupported => e
-      return if stopped_meanwhile?
+    def listening_session
+      return HubSession.new(@config, log: method(:log)) unless @listener_factory
 
-      log(:info, "the LISTEN session is pgbus's own Listener, since the native one can't honour #{e.message}")
-      build_on_ruby(PgbusListener.factory(@config, @logger, method(:log)), e.message)
+      RubySession.new(@listener_factory, status_interval: @status_interval, log: method(:log))
     end
 
-    def build_on_ruby(factory, reason)
-      @session_reason = reason
-      @session = RubySession.new(factory, status_interval: @status_interval, log: method(:log))
-      launch(nil)
-    end
-
-    # Has the engine start, with a native session if there are options for one.
-    def launch(native)
+    # Has the engine start.
+    def launch(recipes:)
       health_check_ms = @config.streams_listen_health_check_ms
       positive!(Numeric, streams_listen_health_check_ms: health_check_ms)
       @engine = Engine.spawn(File.path(@socket_path).b, @status_interval.to_f, @durable_queue_limit, @hard_queue_limit,
-                             health_check_ms / 1000.0, native)
+                             health_check_ms / 1000.0, recipes)
       @engine.stop if stopped_meanwhile? # before it could be told
+      @session.attach(@engine)
       @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
       @reporter.name = "pgbus-hub-reporter"
       @running = @engine.wait_started
-      @session&.attach(@engine) if @running
       Live.add(:hub, self) if @running
     ensure
       tear_down unless @running
@@ -191,6 +180,7 @@ module PgbusNative
       end
       @reporter&.join(STOP_SECONDS) # it has taken all that the engine had to say
       @reporter = nil
+      @session_reason = @session&.reason || @session_reason
       @session&.stop
       @session = nil
       self

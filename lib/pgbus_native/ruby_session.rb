@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 module PgbusNative
-  # A hub's LISTEN session in Ruby: a listener as pgbus's own, asked and heard by Ruby threads. Routing, outboxes and
+  # A hub's LISTEN session by a listener as pgbus's own, which somebody's factory gives; asked and heard by Ruby threads. Routing, outboxes and
   # sockets stay in the engine.
   class RubySession
     # Seconds that {#stop} waits for the listener's own +stop+, and for each thread.
@@ -20,6 +20,14 @@ module PgbusNative
       @subs = {}
       @listener = factory.call(dispatch_queue: @dispatch_queue)
     end
+
+    # @return [String] why the session is not native
+    def reason = "a listener_factory is given"
+
+    # A listener looks after its own connection.
+    #
+    # @return [nil]
+    def failure = nil
 
     # Begins to hand the listener's wakes and its health to the engine.
     #

@@ -14,8 +14,10 @@ use magnus::{
 };
 use pgbus_native_engine::hub::{self, Event, Hub, Limits, Notice, Options, Session, StartError};
 use pgbus_native_engine::inherit;
-use pgbus_native_engine::listen::{self, ConnectError, OptionsError};
+use pgbus_native_engine::listen::{self, ConnectError, Host, OptionsError, Place};
 use pgbus_native_engine::log::Level;
+use pgbus_native_engine::session::recipe::Recipe;
+use pgbus_native_engine::session::ruby::{Happened, Order, Report};
 
 use crate::gvl;
 
@@ -43,7 +45,7 @@ impl Engine {
         durable: usize,
         hard: usize,
         health_check: f64,
-        native: Option<(RHash, RArray)>,
+        recipes: bool,
     ) -> Result<Self, Error> {
         // SAFETY: the bytes are copied before Ruby runs again.
         let path = unsafe { path.as_slice() }.to_vec();
@@ -52,12 +54,7 @@ impl Engine {
             status_interval: seconds(ruby, status_interval)?,
             limits: Limits { durable, hard },
             health_check: seconds(ruby, health_check)?,
-            session: match native {
-                Some((keywords, variables)) => {
-                    Session::Native(Box::new(connection_options(ruby, keywords, variables)?))
-                }
-                None => Session::Ruby,
-            },
+            session: if recipes { Session::Recipes } else { Session::Ruby },
         };
         let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error)))?;
         Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation() })
@@ -90,7 +87,9 @@ impl Engine {
         Ok(ended.unwrap_or(false))
     }
 
-    /// `[:log, level, text]`, `[:notice, event, details]`, `[:ensure_listening, worker, queue]` or `[:remove_listening, queue]`; nil at the end.
+    /// `[:log, level, text]`, `[:notice, event, details]`, `[:recipe_needed, number]`, an order to the Ruby session of a
+    /// recipe (`[:open_session, number, because]`, `[:listen, queue]`, `[:unlisten, queue]`, `[:close_session]`), or one to
+    /// that of a factory (`[:ensure_listening, worker, queue]`, `[:remove_listening, queue]`); nil at the end.
     fn next_event(ruby: &Ruby, rb_self: &Self) -> Result<Option<RArray>, Error> {
         let event = rb_self.wait(ruby, |hub, interrupt| hub.next_event(interrupt).ok())?;
         let array = ruby.ary_new();
@@ -123,6 +122,11 @@ impl Engine {
                 }))?;
                 array.push(details)?;
             }
+            Some(Event::RecipeNeeded { number }) => {
+                array.push(ruby.to_symbol("recipe_needed"))?;
+                array.push(number)?;
+            }
+            Some(Event::Order(order)) => push_order(ruby, array, order)?,
             Some(Event::EnsureListening { worker, queue }) => {
                 array.push(ruby.to_symbol("ensure_listening"))?;
                 array.push(worker)?;
@@ -147,6 +151,41 @@ impl Engine {
 
     fn tell_session(&self, up: bool) {
         self.hub.session_is(up);
+    }
+
+    /// Answers `:recipe_needed`: hosts, keywords and variables, as `ConnectionOptions` resolves them. Options that the
+    /// native session can't honour make a Ruby session.
+    fn recipe(&self, number: u64, hosts: RArray, keywords: RHash, variables: RArray) -> Result<(), Error> {
+        let recipe = match connection_options(hosts, keywords, variables)? {
+            Ok(options) => Ok(Recipe::Native(Box::new(options))),
+            Err(unsupported @ OptionsError::Unsupported { .. }) => Ok(Recipe::Ruby { because: unsupported.to_string() }),
+            Err(invalid @ OptionsError::Invalid { .. }) => Err(invalid.to_string()),
+        };
+        self.hub.recipe(number, recipe);
+        Ok(())
+    }
+
+    /// Answers `:recipe_needed`: a Ruby session.
+    fn ruby_recipe(&self, number: u64, because: String) {
+        self.hub.recipe(number, Ok(Recipe::Ruby { because }));
+    }
+
+    /// Answers `:recipe_needed`: there is none.
+    fn no_recipe(&self, number: u64, reason: String) {
+        self.hub.recipe(number, Err(reason));
+    }
+
+    fn session_connected(&self, number: u64) {
+        self.hub.report(Report { number, happened: Happened::Connected });
+    }
+
+    /// The first order that the session has not answered yet is carried out, or refused.
+    fn session_did(&self, number: u64, failure: Option<String>) {
+        self.hub.report(Report { number, happened: Happened::Done { failure } });
+    }
+
+    fn session_lost(&self, number: u64, reason: String) {
+        self.hub.report(Report { number, happened: Happened::Lost { reason } });
     }
 
     fn dropped_durable_wakes(&self) -> u64 {
@@ -194,14 +233,50 @@ fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
         .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
 }
 
-/// libpq's keywords and the variables to SET.
-fn connection_options(ruby: &Ruby, keywords: RHash, variables: RArray) -> Result<listen::Options, Error> {
+fn push_order(ruby: &Ruby, array: RArray, order: Order) -> Result<(), Error> {
+    match order {
+        Order::Connect { number, because } => {
+            array.push(ruby.to_symbol("open_session"))?;
+            array.push(number)?;
+            array.push(because)
+        }
+        Order::Listen(queue) => {
+            array.push(ruby.to_symbol("listen"))?;
+            array.push(&*queue)
+        }
+        Order::Unlisten(queue) => {
+            array.push(ruby.to_symbol("unlisten"))?;
+            array.push(&*queue)
+        }
+        Order::Close => array.push(ruby.to_symbol("close_session")),
+    }
+}
+
+/// Name, folder of a Unix socket, addresses, why there are none, port, and password.
+type HostFields = (Option<String>, Option<String>, Vec<String>, Option<String>, String, RString);
+
+/// Hosts, libpq's other keywords, and the variables to SET.
+fn connection_options(
+    hosts: RArray,
+    keywords: RHash,
+    variables: RArray,
+) -> Result<Result<listen::Options, OptionsError>, Error> {
+    let hosts = (0..hosts.len()).map(|at| hosts.entry::<HostFields>(at as isize)).collect::<Result<Vec<_>, _>>()?;
     let keywords: HashMap<String, String> = keywords.to_hash_map()?;
     let variables = variables.to_vec::<(String, String)>()?;
-    listen::Options::parse(keywords, variables).map_err(|error| match error {
-        OptionsError::Unsupported { .. } => engine_error(ruby, "Unsupported", &error),
-        OptionsError::Invalid { .. } => engine_error(ruby, "ConnectionFailed", &error),
-    })
+    let hosts = hosts.into_iter().map(host).collect::<Result<_, _>>();
+    Ok(hosts.and_then(|hosts| listen::Options::parse(hosts, keywords, variables)))
+}
+
+fn host((name, folder, addresses, unknown, port, password): HostFields) -> Result<Host, OptionsError> {
+    let place = match (folder, unknown) {
+        (Some(folder), _) => Place::Folder(folder),
+        (None, Some(why)) => Place::Unknown { why },
+        (None, None) => Place::addresses(addresses.iter().map(String::as_str))?,
+    };
+    // SAFETY: the bytes are copied before Ruby runs again.
+    let password = unsafe { password.as_slice() }.to_vec();
+    Host::new(name, place, &port, password)
 }
 
 fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error {
@@ -221,9 +296,8 @@ fn start_error(ruby: &Ruby, error: &StartError) -> Error {
         StartError::System(system) => {
             system_call_error(ruby, system).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
         }
-        StartError::Connect(ConnectError::Failed(_)) => engine_error(ruby, "ConnectionFailed", error),
+        StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => engine_error(ruby, "ConnectionFailed", error),
         StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
-        StartError::Connect(ConnectError::Unsupported { .. }) => engine_error(ruby, "Unsupported", error),
         StartError::Stopped => Error::new(ruby.exception_runtime_error(), error.to_string()),
     }
 }
@@ -240,7 +314,7 @@ pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
     let engine = class.define_class("Engine", ruby.class_object())?;
     engine.undef_default_alloc_func();
     engine.const_set("REBROADCAST_TICKS", hub::REBROADCAST_TICKS)?;
-    for name in ["ConnectionFailed", "Replica", "Unsupported"] {
+    for name in ["ConnectionFailed", "Replica"] {
         engine.define_error(name, ruby.exception_standard_error())?;
     }
     engine.define_singleton_method("spawn", function!(Engine::spawn, 6))?;
@@ -252,6 +326,12 @@ pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
     engine.define_method("wake", method!(Engine::wake, 2))?;
     engine.define_method("answer", method!(Engine::answer, 3))?;
     engine.define_method("tell_session", method!(Engine::tell_session, 1))?;
+    engine.define_method("recipe", method!(Engine::recipe, 4))?;
+    engine.define_method("ruby_recipe", method!(Engine::ruby_recipe, 2))?;
+    engine.define_method("no_recipe", method!(Engine::no_recipe, 2))?;
+    engine.define_method("session_connected", method!(Engine::session_connected, 1))?;
+    engine.define_method("session_did", method!(Engine::session_did, 2))?;
+    engine.define_method("session_lost", method!(Engine::session_lost, 2))?;
     engine.define_method("dropped_durable_wakes", method!(Engine::dropped_durable_wakes, 0))?;
     engine.define_method("evicted_workers", method!(Engine::evicted_workers, 0))?;
     engine.define_method("stats", method!(Engine::stats, 0))

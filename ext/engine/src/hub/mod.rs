@@ -23,6 +23,8 @@ use tokio::sync::{mpsc, Notify};
 
 use crate::listen;
 use crate::log::Line;
+use crate::session::recipe::{self, Recipe};
+use crate::session::ruby;
 use crate::session::{News, Queue, NEWS_CAPACITY};
 
 mod outbox;
@@ -63,10 +65,10 @@ pub struct Options {
 }
 
 /// Who listens to the database.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Session {
-    /// A session of the engine's own, connected so.
-    Native(Box<listen::Options>),
+    /// A session of the engine's own, which asks for a recipe before each connect by [`Event::RecipeNeeded`].
+    Recipes,
     /// Somebody outside the engine, who takes [`Event`]s and calls [`Hub::wake`], [`Hub::answer`] and
     /// [`Hub::session_is`].
     Ruby,
@@ -79,6 +81,13 @@ pub enum Event {
     Log(Line),
     /// For whoever watches.
     Notice(Notice),
+    /// The session is about to connect: [`Hub::recipe`], with this number, says how.
+    RecipeNeeded {
+        /// That of the question.
+        number: u64,
+    },
+    /// To the Ruby session that a recipe asked for; [`Hub::report`] says what became of it.
+    Order(ruby::Order),
     /// To the Ruby session: LISTEN for this sub, then [`Hub::answer`].
     EnsureListening {
         /// Whose sub it is.
@@ -145,6 +154,8 @@ pub struct Hub {
     wakes: Sender<News>,
     wake_arrived: Arc<Notify>,
     told: mpsc::UnboundedSender<Told>,
+    recipes: mpsc::UnboundedSender<recipe::Answer>,
+    reports: mpsc::UnboundedSender<ruby::Report>,
 }
 
 /// What the Ruby session tells beside wakes.
@@ -168,6 +179,8 @@ impl Hub {
         let (report, events) = unbounded();
         let (wakes, wakes_of_ruby) = bounded(NEWS_CAPACITY);
         let (told, told_of_ruby) = mpsc::unbounded_channel();
+        let (recipes, recipe_answers) = mpsc::unbounded_channel();
+        let (reports, reports_of_ruby) = mpsc::unbounded_channel();
         let ends = run::Ends {
             stats: stats.clone(),
             stop: stop.clone(),
@@ -176,12 +189,14 @@ impl Hub {
             wakes: wakes_of_ruby,
             wake_arrived: wake_arrived.clone(),
             told: told_of_ruby,
+            recipes: recipe_answers,
+            reports: reports_of_ruby,
         };
         thread::Builder::new().name("pgbus-hub".to_owned()).spawn(move || {
             let _end: Sender<Infallible> = end;
             run::run(options, ends);
         })?;
-        Ok(Self { stats, stop, started, ended, events, wakes, wake_arrived, told })
+        Ok(Self { stats, stop, started, ended, events, wakes, wake_arrived, told, recipes, reports })
     }
 
     /// Waits until workers can connect, or the start has failed. None: `interrupt` came first.
@@ -233,6 +248,16 @@ impl Hub {
             },
             recv(interrupt) -> _ => Err(Interrupted),
         }
+    }
+
+    /// Answers an [`Event::RecipeNeeded`]; an error says in words, without secrets, why there is no recipe.
+    pub fn recipe(&self, number: u64, recipe: Result<Recipe, String>) {
+        let _ = self.recipes.send(recipe::Answer { number, recipe });
+    }
+
+    /// Says what became of an [`Event::Order`].
+    pub fn report(&self, report: ruby::Report) {
+        let _ = self.reports.send(report);
     }
 
     /// The Ruby session answers an [`Event::EnsureListening`]; with a reason if it failed.

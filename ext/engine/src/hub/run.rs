@@ -17,8 +17,9 @@ use super::serve::serve;
 use super::socket::{Accepted, Socket};
 use super::stats::Stats;
 use super::{Event, Options, Session, StartError, Told, MAX_PATH_BYTES};
-use crate::listen;
-use crate::session::{News, Wishes, NEWS_CAPACITY};
+use crate::session::recipe::{self, Recipes};
+use crate::session::ruby::{self, RubySession};
+use crate::session::{self, Connected, News, Wishes, NEWS_CAPACITY};
 
 /// How much longer than a health check an ack waits for the native session.
 const ACK_GRACE: Duration = Duration::from_secs(1);
@@ -38,6 +39,8 @@ pub struct Ends {
     pub wakes: Receiver<News>,
     pub wake_arrived: Arc<Notify>,
     pub told: mpsc::UnboundedReceiver<Told>,
+    pub recipes: mpsc::UnboundedReceiver<recipe::Answer>,
+    pub reports: mpsc::UnboundedReceiver<ruby::Report>,
 }
 
 /// The hub's whole life. A panic, a bug of ours, ends it: the workers see EOF and fall back to listeners of their own.
@@ -56,29 +59,28 @@ pub fn run(options: Options, ends: Ends) {
 }
 
 async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
-    let Ends { stats, stop, started, events, wakes, wake_arrived, told } = ends;
+    let Ends { stats, stop, started, events, wakes, wake_arrived, told, recipes, reports } = ends;
     let (send_news, news) = mpsc::channel(NEWS_CAPACITY);
     let wishes = Wishes::new();
     let asked = match options.session {
-        Session::Native(_) => Asked::Native(wishes.clone()),
+        Session::Recipes => Asked::Native(wishes.clone()),
         Session::Ruby => Asked::Ruby,
     };
-    let router =
-        Rc::new(Router::new(asked, options.limits, options.health_check + ACK_GRACE, stats, Reporter::new(events)));
+    let ack_deadline = options.health_check + ACK_GRACE;
+    let router = Rc::new(Router::new(asked, options.limits, ack_deadline, stats, Reporter::new(events.clone())));
     let mut tasks = JoinSet::new();
-    match &options.session {
-        Session::Native(connection) => {
-            let log = |line| router.reporter.log(line);
-            let first = tokio::select! {
-                first = listen::connect(connection, &log) => first?,
-                () = stop.notified() => return Err(StartError::Stopped),
-            };
-            let session = listen(router.clone(), first, connection.clone(), options.health_check, wishes, send_news);
-            tasks.spawn_local(session);
-            tasks.spawn_local(tick(router.clone(), options.status_interval));
-        }
-        Session::Ruby => _ = tasks.spawn_local(forward(wakes, wake_arrived, send_news)),
+    if options.session == Session::Recipes {
+        let mut session = session(events, recipes, reports, options.health_check);
+        let log = |line| router.reporter.log(line);
+        let first = tokio::select! {
+            first = session.connect(&log) => first?,
+            () = stop.notified() => return Err(StartError::Stopped),
+        };
+        tasks.spawn_local(listen(router.clone(), session, first, wishes, send_news.clone()));
+        tasks.spawn_local(tick(router.clone(), options.status_interval));
     }
+    // The wakes of a Ruby session, of either kind.
+    tasks.spawn_local(forward(wakes, wake_arrived, send_news));
     router.up();
     let socket = bind(&options)?;
     let _ = started.send(Ok(()));
@@ -101,16 +103,28 @@ async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
     Ok(())
 }
 
+/// A session whose questions and orders go out as events.
+fn session(
+    events: Sender<Event>,
+    recipes: mpsc::UnboundedReceiver<recipe::Answer>,
+    reports: mpsc::UnboundedReceiver<ruby::Report>,
+    health_check: Duration,
+) -> session::Session {
+    let questions = events.clone();
+    let ask = move |number| _ = questions.send(Event::RecipeNeeded { number });
+    let order = move |order| _ = events.send(Event::Order(order));
+    session::Session::new(Recipes::new(ask, recipes), RubySession::new(order, reports), health_check)
+}
+
 async fn listen(
     router: Rc<Router>,
-    first: listen::FirstSession,
-    connection: Box<listen::Options>,
-    health_check: Duration,
+    session: session::Session,
+    first: Connected,
     wishes: Wishes,
     news: mpsc::Sender<News>,
 ) {
     let log = |line| router.reporter.log(line);
-    listen::run(first, &connection, health_check, &wishes, &news, &log).await;
+    session.run(first, &wishes, &news, &log).await;
 }
 
 fn bind(options: &Options) -> Result<Socket, StartError> {

@@ -14,10 +14,6 @@ pub struct Options {
     pub(super) hosts: Vec<Host>,
     pub(super) user: String,
     pub(super) dbname: String,
-    pub(super) password: Option<Secret>,
-    pub(super) passfile: Option<PathBuf>,
-    /// libpq's own socket folder: a password file knows it as "localhost".
-    pub(super) default_folder: Option<String>,
     pub(super) connect_timeout: Option<Duration>,
     pub(super) target: Target,
     pub(super) keepalive: Keepalive,
@@ -29,28 +25,58 @@ pub struct Options {
     pub(super) variables: Vec<(String, String)>,
 }
 
-/// One of the servers to try.
+/// One of the servers to try, in the order in which libpq would.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Host {
-    /// Its name, when one was given: certificates are checked against it, and the password file is.
-    pub name: Option<String>,
-    pub place: Place,
-    pub port: u16,
+pub struct Host {
+    pub(super) name: Option<String>,
+    pub(super) place: Place,
+    pub(super) port: u16,
+    pub(super) password: Option<Secret>,
 }
 
 /// Where a server is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub enum Place {
     /// A folder with a Unix socket; "@" in front means Linux's abstract namespace.
     Folder(String),
-    Address(IpAddr),
-    /// To be looked up.
-    Name(String),
+    /// All of a name's, in the order in which they are to be tried.
+    Addresses(Vec<IpAddr>),
+    /// The name has no address.
+    Unknown {
+        /// In libpq's words.
+        why: String,
+    },
 }
 
-/// A text that no log, message or `inspect` may show.
+impl Host {
+    /// `name`, when one was given, is what certificates are checked against. `port` as libpq takes it: empty for 5432. An
+    /// empty `password`, which may have any bytes, counts as none.
+    ///
+    /// # Errors
+    /// [`OptionsError::Invalid`] for a port that is none.
+    pub fn new(name: Option<String>, place: Place, port: &str, password: Vec<u8>) -> Result<Self, OptionsError> {
+        let password = Some(password).filter(|password| !password.is_empty()).map(Secret);
+        Ok(Self { name, place, port: port_number(port)?, password })
+    }
+}
+
+impl Place {
+    /// The addresses that these texts are.
+    ///
+    /// # Errors
+    /// [`OptionsError::Unsupported`] for one that only the C library can read, such as an IPv6 address with a zone.
+    pub fn addresses<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, OptionsError> {
+        let address = |text: &str| {
+            let unreadable = || unsupported("hostaddr", format!("{text:?} is neither an IPv4 nor an IPv6 address"));
+            text.parse().map_err(|_| unreadable())
+        };
+        texts.into_iter().map(address).collect::<Result<_, _>>().map(Self::Addresses)
+    }
+}
+
+/// Bytes that no log, message or `inspect` may show.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Secret(pub String);
+pub(super) struct Secret(pub Vec<u8>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,7 +139,7 @@ pub(super) struct Ssl {
     pub sni: bool,
     pub min: TlsVersion,
     pub max: TlsVersion,
-    /// `~/.postgresql`, where there is a home.
+    /// `~/.postgresql`, where libpq finds a home.
     pub folder: Option<PathBuf>,
 }
 
@@ -149,12 +175,15 @@ const LIBPQ_ONLY: [(&str, &[&str]); 14] = [
 
 impl Options {
     /// Understands libpq's keywords and values, after all of libpq's sources (environment, service file, defaults) were
-    /// merged. Empty values count as not given. `variables` are SET in every new session, in their order.
+    /// merged; those that say where a server is, and its password, are `hosts`. Empty values count as not given. One
+    /// keyword more than libpq has, `certificates_folder`, is its folder of default certificates. `variables` are SET in
+    /// every new session, in their order.
     ///
     /// # Errors
     /// [`OptionsError::Unsupported`] for an option that a native session can't honour exactly, and
     /// [`OptionsError::Invalid`] for one that makes no sense.
     pub fn parse(
+        hosts: Vec<Host>,
         keywords: impl IntoIterator<Item = (String, String)>,
         variables: Vec<(String, String)>,
     ) -> Result<Self, OptionsError> {
@@ -171,12 +200,9 @@ impl Options {
         let application_name = given.take("application_name");
         let fallback = given.take("fallback_application_name");
         let options = Self {
-            hosts: given.hosts()?,
+            hosts,
             dbname: given.take("dbname").unwrap_or_else(|| user.clone()),
             user,
-            password: given.take("password").map(Secret),
-            passfile: given.take("passfile").map(PathBuf::from),
-            default_folder: given.take(DEFAULT_FOLDER),
             // libpq: zero, negative or none means no limit, and a limit is at least two seconds.
             connect_timeout: given
                 .number("connect_timeout")?
@@ -293,37 +319,8 @@ impl Given {
         Err(unsupported(option, format!("{value:?}, where the native session speaks UTF8 only")))
     }
 
-    fn list(&mut self, option: &str) -> Option<Vec<String>> {
-        self.take(option).map(|value| value.split(',').map(str::to_owned).collect())
-    }
-
-    fn hosts(&mut self) -> Result<Vec<Host>, OptionsError> {
-        let names = self.list("host");
-        let addresses = self.list("hostaddr");
-        let folder = self.0.get(DEFAULT_FOLDER).cloned().unwrap_or_else(|| "/tmp".to_owned());
-        let ports = self.list("port").unwrap_or_else(|| vec![String::new()]);
-        let count = addresses.as_ref().or(names.as_ref()).map_or(1, Vec::len);
-        if let (Some(names), Some(addresses)) = (&names, &addresses) {
-            if names.len() != addresses.len() {
-                return Err(invalid("hostaddr", &addresses.join(","), format!("{} addresses", names.len())));
-            }
-        }
-        if ports.len() != 1 && ports.len() != count {
-            return Err(invalid("port", &ports.join(","), format!("one port or {count}")));
-        }
-        (0..count)
-            .map(|at| {
-                let name = names.as_ref().map_or("", |names| names[at].trim());
-                let address = addresses.as_ref().map_or("", |addresses| addresses[at].trim());
-                let port = ports.get(at).unwrap_or(&ports[0]);
-                let given = Some(name).filter(|name| !name.is_empty()).map(str::to_owned);
-                Ok(Host { name: given, place: place(name, address, &folder)?, port: port_number(port)? })
-            })
-            .collect()
-    }
-
     fn ssl(&mut self) -> Result<Ssl, OptionsError> {
-        let folder = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".postgresql"));
+        let folder = self.take("certificates_folder").map(PathBuf::from);
         let roots = match self.take("sslrootcert") {
             Some(value) if value == "system" => Roots::System,
             Some(file) => Roots::File(file.into()),
@@ -379,26 +376,8 @@ impl Given {
     }
 }
 
-/// Not a keyword of libpq's: where the installed libpq looks for a server when nobody says anything.
-const DEFAULT_FOLDER: &str = "default_socket_folder";
-
-fn place(name: &str, address: &str, folder: &str) -> Result<Place, OptionsError> {
-    if !address.is_empty() {
-        return match address.parse() {
-            Ok(address) => Ok(Place::Address(address)),
-            // The C library may know how to read it: an IPv6 address with a zone, an IPv4 address with fewer parts.
-            Err(_) => Err(unsupported("hostaddr", format!("{address:?} is neither an IPv4 nor an IPv6 address"))),
-        };
-    }
-    Ok(match name {
-        "" => Place::Folder(folder.to_owned()),
-        _ if name.starts_with(['/', '@']) => Place::Folder(name.to_owned()),
-        _ => name.parse().map_or_else(|_| Place::Name(name.to_owned()), Place::Address),
-    })
-}
-
 fn port_number(port: &str) -> Result<u16, OptionsError> {
-    if port.is_empty() {
+    if port.trim().is_empty() {
         return Ok(5432);
     }
     match port.trim().parse() {

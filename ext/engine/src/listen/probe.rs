@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::{timeout, timeout_at, Instant};
 use tokio_postgres::AsyncMessage;
 
-use super::connection::{self, words, Connection};
+use super::connect;
+use super::connection::{words, Connection};
 use super::options::Options;
 use super::Log;
 use crate::log::{Level, Line};
@@ -49,7 +50,7 @@ async fn delivered(connection: &mut Connection, options: &Options, name: &str) -
     connection.query(&format!("LISTEN {name}")).await?;
     let notify = format!("NOTIFY {name}");
     let other = timeout(SECOND_CONNECTION, async {
-        let mut other = connection::open(options, None).await.ok()?;
+        let mut other = connect::open(options, None).await.ok()?;
         other.query(&notify).await.ok()
     });
     if !matches!(other.await, Ok(Some(_))) {

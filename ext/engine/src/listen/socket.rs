@@ -12,14 +12,17 @@ use tokio::net::{TcpStream, UnixStream};
 use super::options::Options;
 use crate::inherit::{self, Kept};
 
+/// A connection to a server.
 #[derive(Debug)]
-pub(crate) enum Socket {
+pub enum Socket {
+    /// By an address.
     Tcp(Kept<TcpStream>),
+    /// By a path, or an abstract name.
     Unix(Kept<UnixStream>),
 }
 
 impl Socket {
-    pub async fn tcp(address: SocketAddr, options: &Options) -> io::Result<Self> {
+    pub(super) async fn tcp(address: SocketAddr, options: &Options) -> io::Result<Self> {
         let stream = inherit::open(|| {
             let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, None)?;
             tune(&socket, options)?;
@@ -44,7 +47,7 @@ impl Socket {
         }
     }
 
-    pub fn unix(path: &str) -> io::Result<Self> {
+    pub(super) fn unix(path: &str) -> io::Result<Self> {
         let address = match path.strip_prefix('@') {
             Some(name) => SockAddr::unix(format!("\0{name}"))?,
             None => SockAddr::unix(path)?,

@@ -1,47 +1,75 @@
 //! TLS as libpq does it: what is checked depends on `sslmode` and on whether there is a root certificate.
 //!
+//! Where rustls refuses, libpq, which uses OpenSSL, has the last word: it knows more kinds of certificates, keys and
+//! files, and its own rules for them.
+//!
 //! <https://www.postgresql.org/docs/current/libpq-ssl.html>
 
 use std::cell::Cell;
 use std::future::Future;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::client::{verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature, CryptoProvider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    SupportedProtocolVersion,
-};
-use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme, SupportedProtocolVersion};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_rustls::client::TlsStream as Encrypted;
+use tokio_rustls::TlsConnector;
 
-use super::certificate;
+use super::binding;
+use super::messages::Messages;
 use super::options::{Roots, Ssl, SslMode, TlsVersion};
 use super::socket::Socket;
 
-/// Makes one handshake.
-pub(super) type Connector = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
-/// The encrypted stream.
-pub(super) type Stream = <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream;
+/// What libpq may manage and we don't.
+#[derive(Debug)]
+pub(super) struct Unsupported {
+    pub option: &'static str,
+    pub why: String,
+}
 
-/// A handshake that may be asked for, and that tells whether it was. Without a connector it must not be.
+impl Unsupported {
+    fn new(option: &'static str, why: impl Into<String>) -> Self {
+        Self { option, why: why.into() }
+    }
+}
+
+/// The certificate's signature has no digest that we know, and so the password's proof can't be bound to the channel.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the server's certificate is signed in a way that the native session can't bind the channel by")]
+pub(super) struct NoBinding;
+
+/// A handshake that may be asked for, and that tells whether it was.
 pub(super) struct Handshake {
-    connector: Option<Connector>,
+    connector: Option<(TlsConnector, ServerName<'static>)>,
+    bind: bool,
     began: Rc<Cell<bool>>,
 }
 
 impl Handshake {
-    pub fn new(connector: Option<Connector>) -> Self {
-        Self { connector, began: Rc::default() }
+    /// Nobody is to ask for it.
+    pub fn none() -> Self {
+        Self { connector: None, bind: false, began: Rc::default() }
+    }
+
+    /// Reads the certificate files, as libpq does for every new connection, and prepares a handshake with `host`. With
+    /// `bind`, a connection that has to prove a password and can't bind the proof to the channel ends with
+    /// [`NoBinding`] before it does.
+    pub fn prepare(ssl: &Ssl, host: Option<&str>, bind: bool) -> Result<Self, Unsupported> {
+        let connector = TlsConnector::from(Arc::new(config(ssl, host)?));
+        let name = server_name(host).unwrap_or_else(|| std::net::Ipv4Addr::UNSPECIFIED.into());
+        Ok(Self { connector: Some((connector, name)), bind, began: Rc::default() })
     }
 
     /// Becomes true when the server agreed to TLS.
@@ -50,31 +78,84 @@ impl Handshake {
     }
 }
 
-impl TlsConnect<Socket> for Handshake {
+impl TlsConnect<Messages<Socket>> for Handshake {
     type Stream = Stream;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Stream>>>>;
 
-    fn connect(self, socket: Socket) -> Self::Future {
+    fn connect(self, messages: Messages<Socket>) -> Self::Future {
         self.began.set(true);
-        match self.connector {
-            Some(connector) => Box::pin(connector.connect(socket)),
-            None => Box::pin(async { Err(io::Error::other("nobody asked for TLS")) }),
+        Box::pin(async move {
+            let Some((connector, name)) = self.connector else {
+                return Err(io::Error::other("nobody asked for TLS"));
+            };
+            let encrypted = connector.connect(name, messages.into_inner()).await?;
+            let binding = Cell::new(if self.bind { Binding::Needed } else { Binding::NotNeeded });
+            Ok(Stream { messages: Messages::new(encrypted, 0), binding })
+        })
+    }
+}
+
+/// The server's messages, and ours, inside TLS.
+#[derive(Debug)]
+pub struct Stream {
+    messages: Messages<Encrypted<Socket>>,
+    binding: Cell<Binding>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Binding {
+    NotNeeded,
+    Needed,
+    /// It was needed and can't be had: nothing more is said to the server.
+    Missing,
+}
+
+impl TlsStream for Stream {
+    /// tokio-postgres asks before it proves a password by SCRAM.
+    fn channel_binding(&self) -> ChannelBinding {
+        let (_, session) = self.messages.get_ref().get_ref();
+        let leaf = session.peer_certificates().and_then(<[_]>::first);
+        match leaf.and_then(|leaf| binding::end_point(leaf)) {
+            Some(digest) => ChannelBinding::tls_server_end_point(digest),
+            None => {
+                if self.binding.get() == Binding::Needed {
+                    self.binding.set(Binding::Missing);
+                }
+                ChannelBinding::none()
+            }
         }
     }
 }
 
-/// Why TLS can't begin.
-#[derive(Debug)]
-pub(super) enum SetupError {
-    /// libpq would fail too.
-    Failed(String),
-    /// libpq may manage.
-    Unsupported { option: &'static str, why: String },
+impl AsyncRead for Stream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.messages).poll_read(cx, buf)
+    }
 }
 
-/// Reads the certificate files, as libpq does for every new connection, and prepares a handshake with `host`.
-pub(super) fn connector(ssl: &Ssl, host: Option<&str>) -> Result<Connector, SetupError> {
+impl AsyncWrite for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.binding.get() == Binding::Missing {
+            return Poll::Ready(Err(io::Error::other(NoBinding)));
+        }
+        Pin::new(&mut self.messages).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.messages).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.messages).poll_shutdown(cx)
+    }
+}
+
+fn server_name(host: Option<&str>) -> Option<ServerName<'static>> {
+    ServerName::try_from(host?.to_owned()).ok()
+}
+
+fn config(ssl: &Ssl, host: Option<&str>) -> Result<ClientConfig, Unsupported> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions: Vec<&'static SupportedProtocolVersion> =
         [(TlsVersion::V1_2, &rustls::version::TLS12), (TlsVersion::V1_3, &rustls::version::TLS13)]
@@ -82,109 +163,59 @@ pub(super) fn connector(ssl: &Ssl, host: Option<&str>) -> Result<Connector, Setu
             .filter(|(version, _)| ssl.min <= *version && *version <= ssl.max)
             .map(|(_, version)| version)
             .collect();
-    let verifier = Verifier {
-        trust: trust(ssl)?,
-        host: if ssl.mode == SslMode::VerifyFull {
-            Some(host.map(str::to_owned).ok_or_else(|| {
-                SetupError::Failed("host name must be specified for a verified SSL connection".to_owned())
-            })?)
-        } else {
-            None
-        },
-        provider: provider.clone(),
-    };
+    let name = server_name(host);
+    if ssl.mode == SslMode::VerifyFull && name.is_none() {
+        return Err(Unsupported::new("sslmode", "verify-full needs a host name"));
+    }
+    let verifier =
+        Verifier { roots: roots(ssl)?, check_name: ssl.mode == SslMode::VerifyFull, provider: provider.clone() };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&versions)
-        .map_err(|error| SetupError::Failed(error.to_string()))?
+        .map_err(|error| Unsupported::new("ssl_min_protocol_version", error.to_string()))?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match identity(ssl)? {
         Some((chain, key)) => builder
             .with_client_auth_cert(chain, key)
-            .map_err(|error| SetupError::Unsupported { option: "sslkey", why: error.to_string() })?,
+            .map_err(|error| Unsupported::new("sslkey", error.to_string()))?,
         None => builder.with_no_client_auth(),
     };
-    // The name given to rustls is for SNI alone: the verifier checks names by libpq's rules.
-    let name = host.filter(|name| ServerName::try_from(*name).is_ok());
     config.enable_sni = ssl.sni && name.is_some();
-    let Ok(connector) =
-        MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(config), name.unwrap_or("postgresql"));
-    Ok(connector)
+    Ok(config)
 }
 
-/// Whether libpq, with OpenSSL, might have managed the handshake that failed with this error.
-pub(super) fn is_limit_of_rustls(error: &rustls::Error) -> bool {
-    use rustls::Error::{AlertReceived, InvalidCertificate, PeerIncompatible};
-    match error {
-        PeerIncompatible(_)
-        | AlertReceived(AlertDescription::HandshakeFailure | AlertDescription::ProtocolVersion)
-        | InvalidCertificate(CertificateError::BadEncoding) => true,
-        InvalidCertificate(other) => format!("{other:?}").contains("Unsupported"),
-        _ => false,
-    }
-}
-
-/// What went wrong in a handshake, and what to do about it.
-pub(super) fn explain(error: &rustls::Error) -> String {
-    use CertificateError::{
-        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidYet, NotValidYetContext, UnknownIssuer,
-    };
-    let rustls::Error::InvalidCertificate(invalid) = error else { return format!("SSL error: {error}") };
-    let why = match invalid {
-        UnknownIssuer | BadSignature => "it was not signed by an authority of sslrootcert's",
-        Expired | ExpiredContext { .. } => "it has expired",
-        NotValidYet | NotValidYetContext { .. } => "it is not valid yet",
-        NotValidForName => "it does not match the host name; connect by a name that it has, or use sslmode=verify-ca",
-        _ => return format!("SSL error: certificate verify failed: {invalid}"),
-    };
-    format!("SSL error: certificate verify failed: {why}")
-}
-
-/// What signs good certificates.
-#[derive(Debug)]
-struct Trust {
-    roots: RootCertStore,
-    certificates: Vec<CertificateDer<'static>>,
-}
-
-/// None: certificates are not checked. As in libpq, an existing root file has them checked in every mode.
-fn trust(ssl: &Ssl) -> Result<Option<Trust>, SetupError> {
+/// What signs good certificates. None: certificates are not checked. As in libpq, an existing root file has them checked
+/// in every mode.
+fn roots(ssl: &Ssl) -> Result<Option<RootCertStore>, Unsupported> {
+    let unsupported = |why: String| Unsupported::new("sslrootcert", why);
+    let mut roots = RootCertStore::empty();
     let file = match &ssl.roots {
         Roots::System => {
-            let found = rustls_native_certs::load_native_certs();
-            if found.certs.is_empty() {
-                return Err(SetupError::Failed("no root certificates of the system were found".to_owned()));
-            }
-            let mut roots = RootCertStore::empty();
-            roots.add_parsable_certificates(found.certs.iter().cloned());
-            return Ok(Some(Trust { roots, certificates: found.certs }));
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            return if roots.is_empty() {
+                Err(unsupported("no root certificates of the system were found".to_owned()))
+            } else {
+                Ok(Some(roots))
+            };
         }
         Roots::File(file) => Some(file),
         Roots::Default(file) => file.as_ref(),
     };
     let Some(file) = file.filter(|file| file.exists()) else {
-        if ssl.mode < SslMode::VerifyCa {
-            return Ok(None);
-        }
-        let file = file.map_or_else(|| "~/.postgresql/root.crt".into(), |file| file.display().to_string());
-        return Err(SetupError::Failed(format!(
-            "root certificate file \"{file}\" does not exist; either provide the file, use the system's trusted roots \
-             with sslrootcert=system, or change sslmode to disable server certificate verification"
-        )));
+        return if ssl.mode < SslMode::VerifyCa {
+            Ok(None)
+        } else {
+            Err(unsupported("there is no file of root certificates".to_owned()))
+        };
     };
-    let certificates = certificates(file, "root certificate")?;
-    let mut roots = RootCertStore::empty();
-    for certificate in &certificates {
-        roots
-            .add(certificate.clone())
-            .map_err(|error| SetupError::Unsupported { option: "sslrootcert", why: error.to_string() })?;
+    for certificate in certificates("sslrootcert", file)? {
+        roots.add(certificate).map_err(|error| unsupported(error.to_string()))?;
     }
-    Ok(Some(Trust { roots, certificates }))
+    Ok(Some(roots))
 }
 
-fn certificates(file: &Path, what: &str) -> Result<Vec<CertificateDer<'static>>, SetupError> {
-    let unreadable =
-        |why: String| SetupError::Failed(format!("could not read {what} file \"{}\": {why}", file.display()));
+fn certificates(option: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, Unsupported> {
+    let unreadable = |why: String| Unsupported::new(option, format!("{}: {why}", file.display()));
     let certificates = CertificateDer::pem_file_iter(file)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| unreadable(error.to_string()))?;
@@ -197,7 +228,7 @@ fn certificates(file: &Path, what: &str) -> Result<Vec<CertificateDer<'static>>,
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// The client's certificate and key, where there is one.
-fn identity(ssl: &Ssl) -> Result<Option<Identity>, SetupError> {
+fn identity(ssl: &Ssl) -> Result<Option<Identity>, Unsupported> {
     let default = |name: &str| ssl.folder.as_ref().map(|folder| folder.join(name));
     let Some(cert) = ssl.cert.clone().or_else(|| default("postgresql.crt")).filter(|file| file.exists()) else {
         return Ok(None);
@@ -205,76 +236,24 @@ fn identity(ssl: &Ssl) -> Result<Option<Identity>, SetupError> {
     if !ssl.offer_cert {
         return Ok(None);
     }
-    let chain = certificates(&cert, "certificate")?;
+    let chain = certificates("sslcert", &cert)?;
     let key = ssl.key.clone().or_else(|| default("postgresql.key")).unwrap_or_else(|| PathBuf::from("postgresql.key"));
-    check_permissions(&key, &cert)?;
-    let text = std::fs::read_to_string(&key).map_err(|error| {
-        SetupError::Failed(format!("could not load private key file \"{}\": {error}", key.display()))
-    })?;
-    if text.contains("ENCRYPTED") {
-        return Err(SetupError::Unsupported { option: "sslkey", why: "an encrypted key is only for libpq".to_owned() });
+    let unusable = |why: String| Unsupported::new("sslkey", format!("{}: {why}", key.display()));
+    let metadata = key.metadata().map_err(|error| unusable(error.to_string()))?;
+    // libpq allows more, in some cases.
+    if !metadata.is_file() || metadata.permissions().mode() & 0o077 != 0 {
+        return Err(unusable("no plain file that its owner alone may use".to_owned()));
     }
-    let key = PrivateKeyDer::from_pem_slice(text.as_bytes())
-        .map_err(|error| SetupError::Unsupported { option: "sslkey", why: format!("not a PEM key: {error}") })?;
+    let key = PrivateKeyDer::from_pem_file(&key).map_err(|error| unusable(format!("no plain PEM key: {error}")))?;
     Ok(Some((chain, key)))
-}
-
-fn check_permissions(key: &Path, cert: &Path) -> Result<(), SetupError> {
-    if key.to_string_lossy().contains(':') && !key.exists() {
-        return Err(SetupError::Unsupported { option: "sslkey", why: "a key in an OpenSSL engine".to_owned() });
-    }
-    let Ok(metadata) = key.metadata() else {
-        return Err(SetupError::Failed(format!(
-            "certificate \"{}\" present, but not private key file \"{}\"",
-            cert.display(),
-            key.display()
-        )));
-    };
-    if !metadata.is_file() {
-        return Err(SetupError::Failed(format!("private key file \"{}\" is not a regular file", key.display())));
-    }
-    let others = if metadata.uid() == 0 { 0o037 } else { 0o077 };
-    if metadata.permissions().mode() & others != 0 {
-        return Err(SetupError::Failed(format!(
-            "private key file \"{}\" has group or world access; file must have permissions u=rw (0600) or less if owned \
-             by the current user, or permissions u=rw,g=r (0640) or less if owned by root",
-            key.display()
-        )));
-    }
-    Ok(())
 }
 
 #[derive(Debug)]
 struct Verifier {
-    trust: Option<Trust>,
-    /// The name that the certificate must be for.
-    host: Option<String>,
+    /// None: every certificate is taken.
+    roots: Option<RootCertStore>,
+    check_name: bool,
     provider: Arc<CryptoProvider>,
-}
-
-impl Verifier {
-    fn check_chain(
-        &self,
-        trust: &Trust,
-        leaf: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<(), rustls::Error> {
-        // OpenSSL takes a self-signed certificate that is in the root file itself; webpki, as a CA's, does not.
-        if trust.certificates.iter().any(|root| root == leaf) {
-            let parsed = certificate::parse(leaf)?;
-            if certificate::is_self_signed(&parsed) {
-                return certificate::check_dates(&parsed, now);
-            }
-        }
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(leaf)?,
-            &trust.roots,
-            intermediates,
-            now,
-            self.provider.signature_verification_algorithms.all,
-        )
-    }
 }
 
 impl ServerCertVerifier for Verifier {
@@ -282,15 +261,17 @@ impl ServerCertVerifier for Verifier {
         &self,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
+        name: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if let Some(trust) = &self.trust {
-            self.check_chain(trust, leaf, intermediates, now)?;
-        }
-        if let Some(host) = &self.host {
-            certificate::check_name(&certificate::parse(leaf)?, host)?;
+        if let Some(roots) = &self.roots {
+            let leaf = ParsedCertificate::try_from(leaf)?;
+            let algorithms = self.provider.signature_verification_algorithms.all;
+            verify_server_cert_signed_by_trust_anchor(&leaf, roots, intermediates, now, algorithms)?;
+            if self.check_name {
+                verify_server_name(&leaf, name)?;
+            }
         }
         Ok(ServerCertVerified::assertion())
     }

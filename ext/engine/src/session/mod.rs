@@ -1,6 +1,13 @@
 //! Between the hub and its LISTEN session: what the hub wishes, and what the session has to tell.
 //!
-//! Both live on the hub's thread. Wishes are a state, not a stream of orders, so a worker that subscribes and
+//! | file | idea |
+//! | --- | --- |
+//! | `mod.rs` | wishes and news |
+//! | `recipe.rs` | how the next connection is to be made, asked for before each |
+//! | `run.rs` | a session's life: recipe, connection, loss, and again |
+//! | `ruby.rs` | a connection that Ruby makes, for a recipe that the engine can't follow |
+//!
+//! Wishes and news live on the hub's thread. Wishes are a state, not a stream of orders, so a worker that subscribes and
 //! unsubscribes a million times leaves nothing behind; news travel over a bounded channel, so a hub that can't keep up
 //! slows the session's reading down and PostgreSQL keeps what comes.
 
@@ -10,6 +17,12 @@ use std::sync::Arc;
 
 use indexmap::IndexSet;
 use tokio::sync::Notify;
+
+pub mod recipe;
+pub mod ruby;
+mod run;
+
+pub use run::{Connected, Session};
 
 /// News that may wait for the hub before the session stops reading from the database.
 pub const NEWS_CAPACITY: usize = 256;
@@ -46,6 +59,14 @@ pub enum News {
         /// None for a durable wake (an empty NOTIFY), the text of an ephemeral one.
         payload: Option<Arc<str>>,
     },
+}
+
+/// Why a connection's service ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The connection is lost: why, in words.
+    Lost(String),
+    NobodyListens,
 }
 
 /// The queues that the hub wants LISTENed, shared between the hub (which writes) and its session (which reads).

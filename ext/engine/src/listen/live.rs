@@ -1,4 +1,4 @@
-//! A session's life: wishes in, news out, health, loss and return.
+//! One connection in service: wishes in, news out, health, until it is lost.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,78 +13,15 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{sleep_until, Instant};
 use tokio_postgres::{AsyncMessage, Client, Notification};
 
-use super::connection::{self, words, Connection, Link, PATIENCE};
-use super::options::Options;
-use super::{channel, FirstSession, Log};
-use crate::log::{Level, Line};
-use crate::session::{News, Queue, Wishes};
+use super::channel::{self, Encoding};
+use super::connection::{words, Connection, Link};
+use crate::session::{Ended, News, Queue, Wishes};
 
-/// Between two attempts to connect.
-const BACKOFF: Duration = Duration::from_millis(500);
 /// How much longer than a health-check interval the server may take to answer. With the interval of idleness before it,
 /// a silent server is noticed within two intervals and 5 s.
 const GRACE: Duration = Duration::from_secs(4);
 /// Statements on their way at once.
 const IN_FLIGHT: usize = 1024;
-
-/// Runs the session until its future is dropped, or until nobody takes its news any more: LISTENs and UNLISTENs as
-/// `wishes` change, tells `news`, checks an idle connection every `health_check`, and connects anew when it is lost.
-///
-/// Time that the session waits for room in `news` does not count as silence of the server's.
-pub async fn run(
-    first: FirstSession,
-    options: &Options,
-    health_check: Duration,
-    wishes: &Wishes,
-    news: &Sender<News>,
-    log: Log<'_>,
-) {
-    let mut connection = first.0;
-    loop {
-        let since = Instant::now();
-        let reason = match Live::new(connection, health_check, wishes, news).serve().await {
-            Ended::Lost(reason) => reason,
-            Ended::NobodyListens => return,
-        };
-        wishes.rest();
-        log(Line::new(Level::Warn, format!("LISTEN session lost ({reason}), reconnecting")));
-        if news.send(News::Down { reason }).await.is_err() {
-            return;
-        }
-        // A server that takes us and drops us at once is not asked more often than one that does not take us.
-        sleep_until(since + BACKOFF).await;
-        connection = reconnect(options, log).await;
-        log(Line::new(Level::Info, "LISTEN session is connected again"));
-    }
-}
-
-/// Tries until it works. Logs the first failure, and then ever more rarely.
-async fn reconnect(options: &Options, log: Log<'_>) -> Connection {
-    let mut attempts = 0_u64;
-    loop {
-        let error = match connection::open(options, Some(PATIENCE)).await {
-            Ok(connection) => return connection,
-            Err(error) => error,
-        };
-        attempts += 1;
-        if attempts.is_power_of_two() {
-            log(Line::new(
-                Level::Warn,
-                format!(
-                    "LISTEN session can't reconnect (attempt {attempts}): {}",
-                    error.to_string().replace('\n', "; ")
-                ),
-            ));
-        }
-        sleep_until(Instant::now() + BACKOFF).await;
-    }
-}
-
-/// Why a connection's service ended.
-enum Ended {
-    Lost(String),
-    NobodyListens,
-}
 
 /// What a statement on its way is for.
 enum Purpose {
@@ -114,7 +51,8 @@ struct Channel {
 }
 
 /// One connection in service.
-struct Live<'a> {
+pub(crate) struct Live<'a> {
+    encoding: Encoding,
     client: Rc<Client>,
     link: Link,
     early: VecDeque<Notification>,
@@ -132,6 +70,8 @@ struct Live<'a> {
     building: Building,
     /// When the server last gave a sign of life that we took notice of.
     heard: Instant,
+    /// The server seems to be silent, and its socket is looked at once more.
+    last_look: bool,
 }
 
 /// How far a new connection is.
@@ -147,15 +87,14 @@ enum Event {
     Answer(Result<(), tokio_postgres::Error>),
     Changes(Vec<Queue>),
     Notified(Notification),
-    /// The server said something else, by itself.
-    Heard,
     Lost(String),
     Silence,
 }
 
 impl<'a> Live<'a> {
-    fn new(connection: Connection, health_check: Duration, wishes: &'a Wishes, news: &'a Sender<News>) -> Self {
+    pub fn new(connection: Connection, health_check: Duration, wishes: &'a Wishes, news: &'a Sender<News>) -> Self {
         Self {
+            encoding: Encoding::named(connection.link.parameter("server_encoding")),
             client: Rc::new(connection.client),
             link: connection.link,
             early: connection.notified,
@@ -169,10 +108,12 @@ impl<'a> Live<'a> {
             answered: 0,
             building: Building::Asking,
             heard: Instant::now(),
+            last_look: false,
         }
     }
 
-    async fn serve(mut self) -> Ended {
+    /// LISTENs and UNLISTENs as the wishes change, and tells the news, until the connection is lost.
+    pub async fn serve(mut self) -> Ended {
         match self.work().await {
             Ok(never) => match never {},
             Err(ended) => ended,
@@ -193,7 +134,6 @@ impl<'a> Live<'a> {
                 Event::Answer(result) => self.take_answer(result).await?,
                 Event::Changes(queues) => self.todo.extend(queues),
                 Event::Notified(notification) => self.wake(&notification).await?,
-                Event::Heard => self.heard = Instant::now(),
                 Event::Lost(reason) => return Err(Ended::Lost(reason)),
                 Event::Silence => self.break_silence().await?,
             }
@@ -201,7 +141,7 @@ impl<'a> Live<'a> {
     }
 
     async fn next(&mut self) -> Event {
-        let Self { link, in_flight, wishes, todo, .. } = self;
+        let Self { link, in_flight, wishes, todo, last_look, .. } = self;
         let front = in_flight.front_mut();
         let deadline = match &front {
             None => self.heard + self.health_check,
@@ -213,25 +153,35 @@ impl<'a> Live<'a> {
                 None => pending().await,
             }
         };
+        let silence = async {
+            if *last_look {
+                // The reactor looks at the socket in between, and then the link takes what it found.
+                for _ in 0..2 {
+                    tokio::task::yield_now().await;
+                }
+            } else {
+                sleep_until(deadline).await;
+            }
+        };
         // Answers and wishes first: there is a limited number of them, while notifications may never cease.
         tokio::select! {
             biased;
             result = answer => Event::Answer(result),
             queues = wishes.changes(), if todo.is_empty() => Event::Changes(queues),
-            message = poll_fn(|cx| link.poll_message(cx)) => match message {
-                Some(Ok(AsyncMessage::Notification(notification))) => Event::Notified(notification),
-                Some(Ok(_)) => Event::Heard,
-                Some(Err(error)) => Event::Lost(words(&error)),
-                None => Event::Lost("the connection was closed".to_owned()),
-            },
-            () = sleep_until(deadline) => Event::Silence,
+            event = poll_fn(|cx| poll_link(link, cx)) => event,
+            () = silence => Event::Silence,
         }
+    }
+
+    fn hear(&mut self) {
+        self.heard = Instant::now();
+        self.last_look = false;
     }
 
     /// LISTENs or UNLISTENs as this queue's wish is now.
     async fn fulfil(&mut self, queue: Queue) -> Result<(), Ended> {
         let wanted = self.wishes.wanted(&queue);
-        let name = match (channel::of(&queue), &wanted) {
+        let name = match (channel::of(&queue, self.encoding), &wanted) {
             (Ok(name), _) => name,
             (Err(reason), Some(queue)) => {
                 return self.tell(News::Refused { queue: queue.clone(), reason: reason.to_owned() }).await
@@ -276,7 +226,7 @@ impl<'a> Live<'a> {
     }
 
     async fn take_answer(&mut self, result: Result<(), tokio_postgres::Error>) -> Result<(), Ended> {
-        self.heard = Instant::now();
+        self.hear();
         let Some(Statement { number, purpose, .. }) = self.in_flight.pop_front() else { return Ok(()) };
         self.answered = number;
         let refused = match result {
@@ -322,7 +272,7 @@ impl<'a> Live<'a> {
     }
 
     async fn wake(&mut self, notification: &Notification) -> Result<(), Ended> {
-        self.heard = Instant::now();
+        self.hear();
         let Some(channel) = self.channels.get(notification.channel()) else { return Ok(()) };
         let payload = Some(notification.payload()).filter(|text| !text.is_empty()).map(Arc::<str>::from);
         for queue in channel.queues.clone() {
@@ -333,18 +283,35 @@ impl<'a> Live<'a> {
 
     async fn tell(&mut self, news: News) -> Result<(), Ended> {
         self.news.send(news).await.map_err(|_| Ended::NobodyListens)?;
-        self.heard = Instant::now();
+        self.hear();
         Ok(())
     }
 
-    /// The server was silent for too long: asks it something, and if it owes an answer already, gives it up.
+    /// The server was silent for too long: asks it something, and if it owes an answer already, gives it up. But this
+    /// process may have stood still, and the answer may lie in the socket: then that is looked at once more.
     async fn break_silence(&mut self) -> Result<(), Ended> {
         if !self.in_flight.is_empty() {
+            if !self.last_look {
+                self.last_look = true;
+                return Ok(());
+            }
             let silence = self.health_check + GRACE;
             return Err(Ended::Lost(format!("no answer for {} ms", silence.as_millis())));
         }
         self.send("SELECT 1".to_owned(), Purpose::Nothing).await;
         Ok(())
+    }
+}
+
+fn poll_link(link: &mut Link, cx: &mut std::task::Context<'_>) -> Poll<Event> {
+    loop {
+        return Poll::Ready(match std::task::ready!(link.poll_message(cx)) {
+            Some(Ok(AsyncMessage::Notification(notification))) => Event::Notified(notification),
+            // Notices don't come so far.
+            Some(Ok(_)) => continue,
+            Some(Err(error)) => Event::Lost(words(&error)),
+            None => Event::Lost("the connection was closed".to_owned()),
+        });
     }
 }
 
