@@ -19,9 +19,9 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::Client;
 
 use super::events::{ReadId, Row};
-use crate::listen::connection::{self, words, Connection, Link, PATIENCE};
-use crate::listen::{Log, Options};
+use crate::listen::{self, words, Connection, Link, Log};
 use crate::log::{Level, Line};
+use crate::session::recipe::{Recipe, Recipes};
 use crate::session::Queue;
 
 /// Reads on their way at once: enough to hide the round trip, few enough that their pages fit into memory.
@@ -62,11 +62,11 @@ pub struct Page {
 }
 
 /// Reads until nobody asks any more, or nobody takes the pages. Connects at once and anew after every loss.
-pub async fn run(options: &Options, mut reads: UnboundedReceiver<Read>, pages: &Sender<Page>, log: Log<'_>) {
+pub async fn run(mut recipes: Recipes, mut reads: UnboundedReceiver<Read>, pages: &Sender<Page>, log: Log<'_>) {
     let mut unanswered = VecDeque::new();
     let mut answer_ticks = ANSWER_TICKS;
     loop {
-        let connection = connect(options, log).await;
+        let connection = connect(&mut recipes, log).await;
         let mut session = Session::new(connection, answer_ticks);
         let ended = session.serve(&mut unanswered, &mut reads, pages).await;
         unanswered = session.unanswered(unanswered);
@@ -89,19 +89,25 @@ pub async fn run(options: &Options, mut reads: UnboundedReceiver<Read>, pages: &
 }
 
 /// Tries until it works. Logs the first failure, and then ever more rarely.
-async fn connect(options: &Options, log: Log<'_>) -> Connection {
+async fn connect(recipes: &mut Recipes, log: Log<'_>) -> Connection {
     let mut attempts = 0_u64;
     loop {
-        let error = match connection::open(options, Some(PATIENCE)).await {
+        let error = match connect_once(recipes).await {
             Ok(connection) => return connection,
-            Err(error) => error,
+            Err(error) => error.replace('\n', "; "),
         };
         attempts += 1;
         if attempts.is_power_of_two() {
-            let error = error.to_string().replace('\n', "; ");
             log(Line::new(Level::Warn, format!("the session for reads can't connect (attempt {attempts}): {error}")));
         }
         sleep(BACKOFF).await;
+    }
+}
+
+async fn connect_once(recipes: &mut Recipes) -> Result<Connection, String> {
+    match recipes.next().await? {
+        Recipe::Native(options) => listen::reconnect(&options).await.map_err(|error| error.to_string()),
+        Recipe::Ruby { because } => Err(format!("it can't honour {because}")),
     }
 }
 

@@ -13,14 +13,15 @@ use tokio::time::sleep_until;
 use super::events::{Connect, Input, Limits, Output, Reason};
 use super::outlets::Served;
 use super::reader::{self, Page, Read};
-use super::reports::{Reports, Sent};
+use super::reports::{Reports, Sent, Session};
 use super::router::Feed;
 use super::stats::Stats;
 use super::thread::{Command, Settings};
-use super::wakes;
+use super::wakes::{self, Source};
 use super::wanted::{Waited, Wanted};
 use crate::log::{Level, Line};
 use crate::pump::{Outlet, FLEETING};
+use crate::session::recipe::{Answer, Recipes};
 use crate::session::{News, NEWS_CAPACITY};
 
 /// Pages that may wait for the feed before reading pauses.
@@ -65,18 +66,22 @@ async fn live(settings: &Settings, ends: &mut Ends, served: &mut Served, wanted:
     let (send_reads, reads) = unbounded_channel();
     let (send_pages, mut pages) = channel(PAGES);
     let (send_news, mut news) = channel(NEWS_CAPACITY);
+    let (recipes_for_reads, for_reads) = recipes(Session::Reads, &ends.reports);
+    let (recipes_for_wakes, for_wakes) = recipes(Session::Wakes, &ends.reports);
     let mut tasks = JoinSet::new();
     tasks.spawn_local({
-        let (options, reports) = (settings.reads.clone(), ends.reports.clone());
-        async move { reader::run(&options, reads, &send_pages, &|line| reports.log(line)).await }
+        let reports = ends.reports.clone();
+        async move { reader::run(for_reads, reads, &send_pages, &|line| reports.log(line)).await }
     });
     tasks.spawn_local({
-        let (source, reports, wishes) = (settings.source(), ends.reports.clone(), wanted.wishes());
-        async move { wakes::run(&source, &wishes, &send_news, &|line| reports.log(line)).await }
+        let source = Source { hub: settings.hub.clone(), recipes: for_wakes, health_check: settings.health_check };
+        let (reports, wishes) = (ends.reports.clone(), wanted.wishes());
+        async move { wakes::run(source, &wishes, &send_news, &|line| reports.log(line)).await }
     });
     let Ends { orders, commands, reports, stats } = ends;
     let feed = Feed::new(Limits { frames: FLEETING.frames, bytes: FLEETING.bytes });
-    let mut service = Service { feed, served, wanted, reads: send_reads, commands, reports, stats, down: false };
+    let to_database = ToDatabase { reads: send_reads, recipes_for_reads, recipes_for_wakes };
+    let mut service = Service { feed, served, wanted, to_database, commands, reports, stats, down: false };
     loop {
         let deadline = service.feed.deadline();
         tokio::select! {
@@ -95,12 +100,27 @@ async fn live(settings: &Settings, ends: &mut Ends, served: &mut Served, wanted:
     }
 }
 
+/// How a session asks for its recipes, and where the answers go.
+fn recipes(session: Session, reports: &Arc<Reports>) -> (UnboundedSender<Answer>, Recipes) {
+    let (answer, answers) = unbounded_channel();
+    let reports = reports.clone();
+    let ask = move |number| reports.urgent(|batch| batch.recipes.push((session, number)));
+    (answer, Recipes::new(ask, answers))
+}
+
+/// What the two sessions take. They end only with this thread.
+struct ToDatabase {
+    reads: UnboundedSender<Read>,
+    recipes_for_reads: UnboundedSender<Answer>,
+    recipes_for_wakes: UnboundedSender<Answer>,
+}
+
 /// The feed and those around it.
 struct Service<'a> {
     feed: Feed,
     served: &'a mut Served,
     wanted: &'a mut Wanted,
-    reads: UnboundedSender<Read>,
+    to_database: ToDatabase,
     commands: &'a WeakUnboundedSender<Command>,
     reports: &'a Reports,
     stats: &'a Stats,
@@ -120,6 +140,8 @@ impl Service<'_> {
             }
             Command::Look(key) => self.handle(Input::Room { key }),
             Command::Answer(question, verdicts) => self.handle(Input::Answers { question, verdicts }),
+            Command::Recipe(Session::Reads, answer) => _ = self.to_database.recipes_for_reads.send(answer),
+            Command::Recipe(Session::Wakes, answer) => _ = self.to_database.recipes_for_wakes.send(answer),
             Command::Listen(queue) => self.wanted.want_for_ruby(&queue),
             Command::Unlisten(queue) => self.wanted.unwant_for_ruby(&queue),
             Command::Stop => {}
@@ -190,8 +212,9 @@ impl Service<'_> {
                     self.stats.streams.sub(1);
                     self.wanted.unwant_for_feed(&queue);
                 }
-                // The reader ends only with this thread.
-                Output::Read { id, queue, after, limit } => _ = self.reads.send(Read { id, queue, after, limit }),
+                Output::Read { id, queue, after, limit } => {
+                    let _ = self.to_database.reads.send(Read { id, queue, after, limit });
+                }
                 Output::Ask(question) => {
                     self.stats.questions.add(1);
                     self.reports.urgent(|batch| batch.questions.push(question));

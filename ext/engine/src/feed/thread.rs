@@ -11,12 +11,11 @@ use crossbeam_channel::{bounded, select, Receiver, Sender};
 use tokio::sync::mpsc::{unbounded_channel, UnboundedSender};
 
 use super::events::{Connect, QuestionId};
-use super::reports::Reports;
+use super::reports::{Reports, Session};
 use super::run::{run, Ends};
 use super::stats::Stats;
-use super::wakes::Source;
-use crate::listen::Options;
 use crate::pump::Outlet;
+use crate::session::recipe::Answer;
 use crate::session::Queue;
 
 /// How a feed is to be.
@@ -24,20 +23,10 @@ use crate::session::Queue;
 pub struct Settings {
     /// The hub's socket. None: there is no hub.
     pub hub: Option<PathBuf>,
-    /// The session for reads.
-    pub reads: Options,
-    /// The LISTEN session without a hub.
-    pub wakes: Options,
     /// How long a LISTEN session's connection may be idle before it is asked for a sign of life.
     pub health_check: Duration,
     /// How long a browser's socket may take no byte of a frame.
     pub deadline: Duration,
-}
-
-impl Settings {
-    pub(super) fn source(&self) -> Source {
-        Source { hub: self.hub.clone(), session: self.wakes.clone(), health_check: self.health_check }
-    }
 }
 
 /// What the feed's thread is asked to do.
@@ -48,6 +37,7 @@ pub(super) enum Command {
     /// The outlet has room again, or ended.
     Look(u32),
     Answer(QuestionId, Vec<Vec<bool>>),
+    Recipe(Session, Answer),
     Listen(Queue),
     Unlisten(Queue),
     Stop,
@@ -95,6 +85,11 @@ impl FeedThread {
     /// Answers a question: for each message and each of its browsers, whether the browser may see it.
     pub fn answer(&self, question: QuestionId, visible: Vec<Vec<bool>>) {
         self.command(Command::Answer(question, visible));
+    }
+
+    /// Answers a session that waits for its recipe.
+    pub fn recipe(&self, session: Session, answer: Answer) {
+        self.command(Command::Recipe(session, answer));
     }
 
     /// Asks for the wakes of a queue, for connections that Ruby serves. Reported when its LISTEN is active.
