@@ -7,6 +7,8 @@ mod pooler;
 mod proxy;
 #[path = "support/queues.rs"]
 mod queues;
+#[path = "support/recipes.rs"]
+mod recipes;
 #[path = "support/session.rs"]
 mod session;
 #[path = "support/mod.rs"]
@@ -16,18 +18,20 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use pgbus_native_engine::feed::reader::{self, Page, Read};
+use pgbus_native_engine::feed::ReadId;
 use pgbus_native_engine::listen::Options;
 use pgbus_native_engine::log::Line;
 use pooler::pooler;
 use proxy::Proxy;
 use queues::{create, insert};
-use session::{on_one_thread, options, queue, PATIENCE};
-use support::{pairs, Postgres, USER};
-use tokio::sync::mpsc::{channel, Receiver, Sender};
+use recipes::{options_at, recipes};
+use session::{on_one_thread, queue, PATIENCE};
+use support::Postgres;
+use tokio::sync::mpsc::{channel, unbounded_channel, Receiver, UnboundedSender};
 use tokio::time::timeout;
 
 struct Reader {
-    reads: Sender<Read>,
+    reads: UnboundedSender<Read>,
     pages: Receiver<Page>,
     lines: Rc<RefCell<Vec<Line>>>,
     task: tokio::task::JoinHandle<()>,
@@ -35,18 +39,18 @@ struct Reader {
 
 impl Reader {
     fn start(options: Options) -> Self {
-        let (reads, asked) = channel(1000);
+        let (reads, asked) = unbounded_channel();
         let (send, pages) = channel(1);
         let lines = Rc::new(RefCell::new(Vec::new()));
         let log = lines.clone();
         let task = tokio::task::spawn_local(async move {
-            reader::run(&options, asked, &send, &|line| log.borrow_mut().push(line)).await;
+            reader::run(recipes(options), asked, &send, &|line| log.borrow_mut().push(line)).await;
         });
         Self { reads, pages, lines, task }
     }
 
     fn ask(&self, id: u64, name: &str, after: i64) {
-        self.reads.try_send(Read { id, queue: queue(name), after, limit: 500 }).unwrap();
+        self.reads.send(Read { id: ReadId(id), queue: queue(name), after, limit: 500 }).unwrap();
     }
 
     async fn next(&mut self) -> Page {
@@ -69,16 +73,6 @@ impl Drop for Reader {
     }
 }
 
-/// The database of `postgres`, by way of a proxy or a pooler.
-fn at(port: u16, postgres: &Postgres) -> Options {
-    options(pairs(&[
-        ("host", "127.0.0.1"),
-        ("port", &port.to_string()),
-        ("user", USER),
-        ("dbname", &postgres.database),
-    ]))
-}
-
 #[test]
 fn a_page_has_the_rows_of_both_tables_after_a_msg_id_in_order_and_no_more_than_asked_for() {
     let postgres = Postgres::shared();
@@ -86,15 +80,18 @@ fn a_page_has_the_rows_of_both_tables_after_a_msg_id_in_order_and_no_more_than_a
     insert(&postgres, "a_chat", 1..=700);
     insert(&postgres, "q_chat", 701..=900);
     on_one_thread(async {
-        let mut reader = Reader::start(options(postgres.keywords()));
+        let mut reader = Reader::start(options_at(postgres.port, &postgres));
         for (after, expected) in [(0, 1..=500), (500, 501..=900), (899, 900..=900)] {
             reader.ask(1, "chat", after);
             assert_eq!(reader.msg_ids().await, expected.collect::<Vec<i64>>());
         }
         reader.ask(2, "chat", 900);
-        assert_eq!(reader.next().await, Page { id: 2, rows: Ok(Vec::new()) });
+        assert_eq!(reader.next().await, Page { id: ReadId(2), rows: Ok(Vec::new()) });
         reader.ask(3, "chat", 899);
         assert_eq!(&*reader.next().await.rows.unwrap()[0].message, r#"{"html": "row 900"}"#);
+        postgres.sql("INSERT INTO pgmq.q_chat VALUES (901)");
+        reader.ask(4, "chat", 900);
+        assert_eq!(&*reader.next().await.rows.unwrap()[0].message, "");
     });
 }
 
@@ -107,7 +104,7 @@ fn a_queue_without_one_of_its_tables_is_empty_and_one_that_is_refused_harms_no_o
     }
     postgres.sql("DROP TABLE pgmq.a_live_only; ALTER TABLE pgmq.q_broken DROP COLUMN message");
     on_one_thread(async {
-        let mut reader = Reader::start(options(postgres.keywords()));
+        let mut reader = Reader::start(options_at(postgres.port, &postgres));
         let names = ["none", "live_only", "broken", "a\"; DROP TABLE pgmq.q_mixed_case; --", "Mixed_Case"];
         for (id, name) in names.into_iter().enumerate() {
             reader.ask(id as u64, name, 0);
@@ -130,7 +127,7 @@ fn reads_do_not_wait_for_each_other() {
     insert(&postgres, "q_chat", 1..=1);
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut reader = Reader::start(at(proxy.port, &postgres));
+        let mut reader = Reader::start(options_at(proxy.port, &postgres));
         reader.ask(0, "chat", 0);
         reader.next().await;
         proxy.hold_answers(true);
@@ -146,7 +143,7 @@ fn reads_do_not_wait_for_each_other() {
         assert_eq!(count(&sent, "UNION ALL"), 16);
         proxy.hold_answers(false);
         for id in 1..=100 {
-            assert_eq!(reader.next().await.id, id);
+            assert_eq!(reader.next().await.id, ReadId(id));
         }
     });
 }
@@ -162,7 +159,7 @@ fn reads_that_a_crash_left_unanswered_are_answered_when_the_server_is_back() {
     insert(&postgres, "q_chat", 1..=3);
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut reader = Reader::start(at(proxy.port, &postgres));
+        let mut reader = Reader::start(options_at(proxy.port, &postgres));
         reader.ask(0, "chat", 0);
         reader.next().await;
         proxy.hold_answers(true);
@@ -176,7 +173,7 @@ fn reads_that_a_crash_left_unanswered_are_answered_when_the_server_is_back() {
         proxy.hold_answers(false);
         postgres.launch();
         for id in 1..=40 {
-            assert_eq!(reader.next().await.id, id);
+            assert_eq!(reader.next().await.id, ReadId(id));
         }
         assert!(reader.log().contains("reconnecting"), "{}", reader.log());
     });
@@ -189,7 +186,7 @@ fn a_connection_that_went_silent_is_replaced_and_its_reads_are_answered() {
     insert(&postgres, "q_chat", 1..=3);
     on_one_thread(async {
         let proxy = Proxy::before(postgres.port).await;
-        let mut reader = Reader::start(at(proxy.port, &postgres));
+        let mut reader = Reader::start(options_at(proxy.port, &postgres));
         reader.ask(0, "chat", 0);
         reader.next().await;
         proxy.fall_silent();
@@ -205,13 +202,11 @@ fn a_session_that_the_server_ended_is_opened_again() {
     create(&postgres, &["chat"]);
     insert(&postgres, "q_chat", 1..=1);
     on_one_thread(async {
-        let mut keywords = postgres.keywords();
-        keywords.extend(pairs(&[("application_name", "pgbus-feed")]));
-        let mut reader = Reader::start(options(keywords));
+        let mut reader = Reader::start(options_at(postgres.port, &postgres));
         reader.ask(0, "chat", 0);
         assert_eq!(reader.msg_ids().await, [1]);
         let ended = postgres
-            .sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgbus-feed'");
+            .sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgbus-feed' AND datname = current_database()");
         assert_eq!(ended, "1");
         reader.ask(1, "chat", 0);
         assert_eq!(reader.msg_ids().await, [1]);
@@ -227,7 +222,7 @@ fn reads_go_through_a_pooler_in_transaction_mode() {
     let folder = tempfile::tempdir().unwrap();
     let Some((_pooler, port)) = pooler(&postgres, "transaction", folder.path()) else { return };
     on_one_thread(async {
-        let mut readers = [Reader::start(at(port, &postgres)), Reader::start(at(port, &postgres))];
+        let mut readers = [Reader::start(options_at(port, &postgres)), Reader::start(options_at(port, &postgres))];
         for id in 0..50 {
             for reader in &readers {
                 reader.ask(id, "chat", 1);

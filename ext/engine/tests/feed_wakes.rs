@@ -1,6 +1,8 @@
 //! The feed's wakes: from the hub, and from a LISTEN session when there is none or it has ended.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/recipes.rs"]
+mod recipes;
 #[path = "support/session.rs"]
 mod session;
 #[path = "support/mod.rs"]
@@ -17,7 +19,8 @@ use pgbus_native_engine::feed::wakes::{self, Source};
 use pgbus_native_engine::hub::{self, Hub, Limits};
 use pgbus_native_engine::log::Line;
 use pgbus_native_engine::session::{News, Wishes, NEWS_CAPACITY};
-use session::{on_one_thread, options, queue, wake, PATIENCE};
+use recipes::{options_at, recipe, recipes};
+use session::{on_one_thread, queue, wake, PATIENCE};
 use support::Postgres;
 use tokio::sync::mpsc::{channel, Receiver};
 use tokio::time::timeout;
@@ -33,13 +36,13 @@ struct Wakes {
 
 impl Wakes {
     fn start(postgres: &Postgres, hub: Option<&Path>) -> Self {
-        let session = options(postgres.keywords());
-        let source = Source { hub: hub.map(Into::into), session, health_check: HEALTH_CHECK };
+        let recipes = recipes(options_at(postgres.port, postgres));
+        let source = Source { hub: hub.map(Into::into), recipes, health_check: HEALTH_CHECK };
         let (send, news) = channel(NEWS_CAPACITY);
         let (wishes, lines) = (Wishes::new(), Rc::new(RefCell::new(Vec::new())));
         let (wanted, log) = (wishes.clone(), lines.clone());
         let task = tokio::task::spawn_local(async move {
-            wakes::run(&source, &wanted, &send, &|line| log.borrow_mut().push(line)).await;
+            wakes::run(source, &wanted, &send, &|line| log.borrow_mut().push(line)).await;
         });
         Self { wishes, news, lines, task }
     }
@@ -82,9 +85,15 @@ fn start_hub(postgres: &Postgres, path: &Path) -> Hub {
         status_interval: Duration::from_secs(60),
         limits: Limits { durable: 256, hard: 1024 },
         health_check: HEALTH_CHECK,
-        session: hub::Session::Native(Box::new(options(postgres.keywords()))),
+        session: hub::Session::Recipes,
     });
     let hub = hub.unwrap();
+    loop {
+        if let Ok(Some(hub::Event::RecipeNeeded { number })) = hub.next_event(&crossbeam_channel::never()) {
+            hub.recipe(number, recipe(&options_at(postgres.port, postgres)));
+            break;
+        }
+    }
     hub.started(&crossbeam_channel::never()).unwrap().unwrap();
     hub
 }

@@ -271,7 +271,11 @@ async fn page(client: &Client, read: &Read) -> Result<Vec<Row>, tokio_postgres::
     let limit = i64::try_from(read.limit).unwrap_or(i64::MAX);
     let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&read.after, Type::INT8), (&limit, Type::INT8)];
     let rows = client.query_typed(&page_sql(&read.queue), &parameters).await?;
-    rows.iter().map(|row| Ok(Row { msg_id: row.try_get(0)?, message: row.try_get::<_, Text>(1)?.0 })).collect()
+    let row = |row: &tokio_postgres::Row| {
+        let message = row.try_get::<_, Option<Text>>(1)?.map_or_else(Box::default, |text| text.0);
+        Ok(Row { msg_id: row.try_get(0)?, message })
+    };
+    rows.iter().map(row).collect()
 }
 
 /// Each table gives its first rows by itself, so that each uses its index. A table's name is folded to lower case, as

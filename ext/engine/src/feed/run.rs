@@ -18,11 +18,11 @@ use super::router::Feed;
 use super::stats::Stats;
 use super::thread::{Command, Settings};
 use super::wakes::{self, Source};
-use super::wanted::{Waited, Wanted};
+use super::wanted::Wanted;
 use crate::log::{Level, Line};
 use crate::pump::{Outlet, FLEETING};
 use crate::session::recipe::{Answer, Recipes};
-use crate::session::{News, NEWS_CAPACITY};
+use crate::session::{News, Queue, NEWS_CAPACITY};
 
 /// Pages that may wait for the feed before reading pauses.
 const PAGES: usize = 4;
@@ -175,15 +175,18 @@ impl Service<'_> {
                 self.stats.hears.set(false);
             }
             News::Listening(queue) => {
-                let Waited { feed, ruby } = self.wanted.answered(&queue);
-                feed.map_or((), |queue| self.handle(Input::Listening { queue }));
-                ruby.map_or((), |queue| self.reports.urgent(|batch| batch.listening.push(queue)));
+                let waited = self.wanted.answered(&queue);
+                self.tell_ruby(waited.ruby);
+                if let Some(queue) = waited.feed {
+                    self.handle(Input::Listening { queue });
+                }
             }
             News::Refused { queue, reason } => {
-                let Waited { feed, ruby } = self.wanted.answered(&queue);
-                // Ruby's own listener answers as well, whatever came of it.
-                ruby.map_or((), |queue| self.reports.urgent(|batch| batch.listening.push(queue)));
-                feed.map_or((), |queue| self.handle(Input::ListenFailed { queue, reason }));
+                let waited = self.wanted.answered(&queue);
+                self.tell_ruby(waited.ruby); // pgbus's own listener answers as well, whatever came of it
+                if let Some(queue) = waited.feed {
+                    self.handle(Input::ListenFailed { queue, reason });
+                }
             }
             News::Wake { queue, payload } => {
                 self.stats.wakes.add(1);
@@ -192,6 +195,12 @@ impl Service<'_> {
                 }
                 self.handle(Input::Wake { queue, payload });
             }
+        }
+    }
+
+    fn tell_ruby(&self, listening: Option<Queue>) {
+        if let Some(queue) = listening {
+            self.reports.urgent(|batch| batch.listening.push(queue));
         }
     }
 
