@@ -1,6 +1,5 @@
 //! `PgbusNative::MasterHub::Engine`: the hub that `PgbusNative::MasterHub` holds.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStringExt;
@@ -14,12 +13,13 @@ use magnus::{
 };
 use pgbus_native_engine::hub::{self, Event, Hub, Limits, Notice, Options, Session, StartError};
 use pgbus_native_engine::inherit;
-use pgbus_native_engine::listen::{self, ConnectError, Host, OptionsError, Place};
+use pgbus_native_engine::listen::ConnectError;
 use pgbus_native_engine::log::Level;
 use pgbus_native_engine::session::recipe::Recipe;
 use pgbus_native_engine::session::ruby::{Happened, Order, Report};
 
 use crate::gvl;
+use crate::recipe::recipe;
 
 #[magnus::wrap(class = "PgbusNative::MasterHub::Engine", free_immediately)]
 struct Engine {
@@ -156,12 +156,7 @@ impl Engine {
     /// Answers `:recipe_needed`: hosts, keywords and variables, as `ConnectionOptions` resolves them. Options that the
     /// native session can't honour make a Ruby session.
     fn recipe(&self, number: u64, hosts: RArray, keywords: RHash, variables: RArray) -> Result<(), Error> {
-        let recipe = match connection_options(hosts, keywords, variables)? {
-            Ok(options) => Ok(Recipe::Native(Box::new(options))),
-            Err(unsupported @ OptionsError::Unsupported { .. }) => Ok(Recipe::Ruby { because: unsupported.to_string() }),
-            Err(invalid @ OptionsError::Invalid { .. }) => Err(invalid.to_string()),
-        };
-        self.hub.recipe(number, recipe);
+        self.hub.recipe(number, recipe(hosts, keywords, variables)?);
         Ok(())
     }
 
@@ -250,33 +245,6 @@ fn push_order(ruby: &Ruby, array: RArray, order: Order) -> Result<(), Error> {
         }
         Order::Close => array.push(ruby.to_symbol("close_session")),
     }
-}
-
-/// Name, folder of a Unix socket, addresses, why there are none, port, and password.
-type HostFields = (Option<String>, Option<String>, Vec<String>, Option<String>, String, RString);
-
-/// Hosts, libpq's other keywords, and the variables to SET.
-fn connection_options(
-    hosts: RArray,
-    keywords: RHash,
-    variables: RArray,
-) -> Result<Result<listen::Options, OptionsError>, Error> {
-    let hosts = (0..hosts.len()).map(|at| hosts.entry::<HostFields>(at as isize)).collect::<Result<Vec<_>, _>>()?;
-    let keywords: HashMap<String, String> = keywords.to_hash_map()?;
-    let variables = variables.to_vec::<(String, String)>()?;
-    let hosts = hosts.into_iter().map(host).collect::<Result<_, _>>();
-    Ok(hosts.and_then(|hosts| listen::Options::parse(hosts, keywords, variables)))
-}
-
-fn host((name, folder, addresses, unknown, port, password): HostFields) -> Result<Host, OptionsError> {
-    let place = match (folder, unknown) {
-        (Some(folder), _) => Place::Folder(folder),
-        (None, Some(why)) => Place::Unknown { why },
-        (None, None) => Place::addresses(addresses.iter().map(String::as_str))?,
-    };
-    // SAFETY: the bytes are copied before Ruby runs again.
-    let password = unsafe { password.as_slice() }.to_vec();
-    Host::new(name, place, &port, password)
 }
 
 fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error {

@@ -18,6 +18,7 @@ mod stats;
 mod stream;
 mod tail;
 mod thread;
+pub mod trial;
 pub mod wakes;
 mod wanted;
 

@@ -11,9 +11,9 @@ use x509_cert::Certificate;
 pub(super) fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = Certificate::from_der(certificate).ok()?;
     match parsed.signature_algorithm.oid {
-        rfc5912::SHA_1_WITH_RSA_ENCRYPTION
-        | rfc5912::SHA_256_WITH_RSA_ENCRYPTION
-        | rfc5912::ECDSA_WITH_SHA_256 => Some(Sha256::digest(certificate).to_vec()),
+        rfc5912::SHA_1_WITH_RSA_ENCRYPTION | rfc5912::SHA_256_WITH_RSA_ENCRYPTION | rfc5912::ECDSA_WITH_SHA_256 => {
+            Some(Sha256::digest(certificate).to_vec())
+        }
         rfc5912::SHA_384_WITH_RSA_ENCRYPTION | rfc5912::ECDSA_WITH_SHA_384 => {
             Some(Sha384::digest(certificate).to_vec())
         }

@@ -175,11 +175,7 @@ impl Attempt<'_> {
         timeout_at(deadline, attempt).await.unwrap_or_else(expired)
     }
 
-    async fn with_and_without_tls(
-        &self,
-        address: &Address,
-        mut socket: Option<Socket>,
-    ) -> Result<Connection, Failure> {
+    async fn with_and_without_tls(&self, address: &Address, mut socket: Option<Socket>) -> Result<Connection, Failure> {
         let shown = address.shown(self.host);
         let with_place = |why: &str| format!("{shown}: {why}");
         let mut reasons = Vec::new();
@@ -224,12 +220,7 @@ enum Refusal {
     Unsupported(&'static str, String),
 }
 
-async fn start(
-    options: &Options,
-    host: &Host,
-    socket: Socket,
-    encryption: Encryption,
-) -> Result<Connection, Refusal> {
+async fn start(options: &Options, host: &Host, socket: Socket, encryption: Encryption) -> Result<Connection, Refusal> {
     let mut config = Config::new();
     config
         .user(&options.user)

@@ -216,7 +216,8 @@ mod tests {
     fn what_is_read_passes_as_it_is_and_notices_do_not() {
         let row = message(b'D', &[7; 100_000]);
         let wake = notification("chat\0ü\0".as_bytes());
-        let bytes = [b"S".to_vec(), row.clone(), message(NOTICE, &[1; 50_000]), wake.clone(), message(b'Z', b"I")].concat();
+        let bytes =
+            [b"S".to_vec(), row.clone(), message(NOTICE, &[1; 50_000]), wake.clone(), message(b'Z', b"I")].concat();
         let expected = [b"S".to_vec(), row, wake, message(b'Z', b"I")].concat();
         for piece in [1, 7, 4096, 1 << 20] {
             assert!(passed(1, &bytes, piece) == expected, "in pieces of {piece} bytes");

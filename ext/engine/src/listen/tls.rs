@@ -175,9 +175,9 @@ fn config(ssl: &Ssl, host: Option<&str>) -> Result<ClientConfig, Unsupported> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match identity(ssl)? {
-        Some((chain, key)) => builder
-            .with_client_auth_cert(chain, key)
-            .map_err(|error| Unsupported::new("sslkey", error.to_string()))?,
+        Some((chain, key)) => {
+            builder.with_client_auth_cert(chain, key).map_err(|error| Unsupported::new("sslkey", error.to_string()))?
+        }
         None => builder.with_no_client_auth(),
     };
     config.enable_sni = ssl.sni && name.is_some();
