@@ -47,7 +47,7 @@ pub enum Malformed {
 impl<'a> Message<'a> {
     /// The message of a row. What is not an object with an `html` string goes to everybody as it is.
     pub fn of_row(text: &'a str) -> Self {
-        Self::parse(text).ok().flatten().unwrap_or_else(|| Self {
+        Self::parse(text).ok().flatten().unwrap_or(Self {
             payload: Cow::Borrowed(text),
             event: Cow::Borrowed(DEFAULT_EVENT),
             label: None,
