@@ -49,7 +49,7 @@ class PumpBench
   def run(frames:, size: 1000, rate: nil, threads: 2, busy: 0, stalled: 0, small_buffers: false)
     in_child do
       # pgbus's own pump runs on pgbus's own connections.
-      PgbusNative::ConnectionSeam.uninstall unless @pump_class.equal?(PgbusNative::OutboundPump)
+      PgbusNative::ConnectionPatch.uninstall unless @pump_class.equal?(PgbusNative::OutboundPump)
       with_clients(frames, stalled, small_buffers) do |connections, drain|
         pump = start(threads)
         work = BusyThreads.new(busy)
@@ -78,7 +78,7 @@ class PumpBench
   def idle_bytes(count: 2000)
     measure = lambda do |with_seam|
       in_child do
-        with_seam ? PgbusNative::ConnectionSeam.install(STREAMER::Connection) : PgbusNative::ConnectionSeam.uninstall
+        with_seam ? PgbusNative::ConnectionPatch.install(STREAMER::Connection) : PgbusNative::ConnectionPatch.uninstall
         sockets = Array.new(count) { UNIXSocket.pair }
         pump = start(1)
         warm = [connection("warm", UNIXSocket.pair.first)]
@@ -190,7 +190,7 @@ abort "bench/pump.rb: build first: support/build" unless
 Process.setrlimit(:NOFILE, [20_000, Process.getrlimit(:NOFILE).last].min, Process.getrlimit(:NOFILE).last)
 
 ruby_pump = PgbusNative.originals[:OutboundPump]
-PgbusNative::ConnectionSeam.install(PumpBench::STREAMER::Connection)
+PgbusNative::ConnectionPatch.install(PumpBench::STREAMER::Connection)
 native = PumpBench.new(PgbusNative::OutboundPump)
 ruby = ruby_pump && PumpBench.new(ruby_pump)
 report = Report.new(ruby)

@@ -6,6 +6,7 @@ require_relative "pgbus_native/extension"
 if PgbusNative::Extension.loaded?
   require_relative "pgbus_native/master_hub"
   require_relative "pgbus_native/outbound_pump"
+  require_relative "pgbus_native/instance_patch"
 end
 require_relative "pgbus_native/prometheus"
 require_relative "pgbus_native/installer"

@@ -29,7 +29,7 @@ RSpec.describe "bad input" do
     include PgbusNative
     PATH = "#{ENV.fetch("FOLDER")}/hub.sock"
     Streamer = Pgbus::Web::Streamer
-    ConnectionSeam.install(Streamer::Connection)
+    ConnectionPatch.install(Streamer::Connection)
     Envelope = Struct.new(:msg_id, :payload)
     # A listener that hears nothing, so that no database is needed.
     LISTENER = Class.new do

@@ -102,7 +102,7 @@ RSpec.describe "the gem" do
         require "standin"
         require "pgbus_native"
         Streamer = Pgbus::Web::Streamer
-        PgbusNative::ConnectionSeam.install(Streamer::Connection)
+        PgbusNative::ConnectionPatch.install(Streamer::Connection)
         Envelope = Data.define(:msg_id, :payload)
         # Every queue changes the moment that somebody listens to it.
         Listener = Struct.new(:wakes) do

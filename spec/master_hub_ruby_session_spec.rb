@@ -121,7 +121,7 @@ RSpec.describe PgbusNative::MasterHub, "with a listener_factory" do
     allow(listener).to receive(:connected?).and_raise("asked too often")
     listener.wake("chat", "1")
     expect(chat.wakes(1)).to eq([%w[chat 1]])
-    eventually("the log lines") { log.string.include?("asked too often") && log.string.include?("wake delivery failed") }
+    eventually("the log lines") { log.string.include?("asked too often") && log.string.include?("delivering a wake raised") }
   end
 
   it "refuses a wake that fits into no frame, and goes on" do

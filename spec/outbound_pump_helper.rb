@@ -19,7 +19,7 @@ module OutboundPumpHelper
   # More than any socket takes at once.
   LARGE = 8 << 20
 
-  PgbusNative::ConnectionSeam.install(Streamer::Connection)
+  PgbusNative::ConnectionPatch.install(Streamer::Connection)
 
   def self.included(group)
     group.let(:acks) { Queue.new }
@@ -61,12 +61,15 @@ module OutboundPumpHelper
     pump.post(browser.connection, envelopes, batch_max, deadline_ms:)
   end
 
-  def native?(browser) = browser.connection.mutex.instance_of?(PgbusNative::Lock)
+  # A browser whose connection the pump took in, as a worker's streamer does when it registers one.
+  def native_browser(...)
+    browser(...).tap { |b| expect(pump.adopt(b.connection)).to be(true) }
+  end
 
   # Posts a frame that can't be written at once; returns its bytes when it is partly in the socket.
   def stall(browser, msg_id: 1, deadline_ms: 60_000)
     post(browser, envelope(msg_id, "x" * LARGE), deadline_ms:)
-    wait_until { browser.connection.mutex.locked? && pump.stats[:bytes].positive? }
+    wait_until { pump.stats[:bytes].positive? }
     frame(msg_id, "x" * LARGE)
   end
 

@@ -156,6 +156,48 @@ RSpec.describe PgbusNative::OutboundPump do
     end
   end
 
+  describe "what waits" do
+    it "counts once, however often it is posted, and is not lost by what is posted after it (invariants 3, 12)" do
+      allow(self).to receive(:buffer_limit).and_return(4)
+      pump.start
+      b = browser
+      large = stall(b)
+      envelopes = (2..9).map { |id| envelope(id) }
+      (1..8).each { |count| post(b, *envelopes.first(count)) }
+      expect(pump.stats).to include(dropped: 0, waiting: 9)
+      expected = large + envelopes.map { |one| frame(one.msg_id) }.join
+      expect(b.read(expected.bytesize)).to eq(expected)
+      pump.stop
+      expect(Array.new(acks.size) { acks.pop.accepted_max }).to eq([1, *2..9])
+    end
+
+    it "a batch larger than the limit ends no idle browser" do
+      PgbusNative.configure { |c| c.pump_overflow = :disconnect }
+      small = build_pump(buffer_limit: 100)
+      browsers = Array.new(10) { |i| browser("c#{i}") }
+      envelopes = (1..101).map { |id| envelope(id) }
+      browsers.each { |b| small.post(b.connection, envelopes, 101, deadline_ms: 5000) }
+      small.start
+      10.times { expect(pop(acks).accepted_max).to eq(101) }
+      expect(small.stats).to include(dropped: 0, dead: 0)
+    ensure
+      PgbusNative.configure { |c| c.pump_overflow = :drop_oldest }
+      small&.stop
+    end
+
+    it "has its bytes made once for all connections, whatever the batch, and none for what a connection has" do
+      made = 0
+      payload = Class.new { define_method(:to_s) { (made += 1) && "x" } }
+      envelopes = (1..600).map { |id| envelope(id, payload.new) }
+      pump.start
+      browsers = Array.new(20) { |i| browser("c#{i}", since_id: 100, sockets: tcp_pair) }
+      browsers.each { |b| post(b, *envelopes) }
+      20.times { expect(pop(acks).accepted_max).to eq(600) }
+      browsers.each { |b| post(b, *envelopes.map { |one| envelope(one.msg_id, payload.new) }) }
+      expect(made).to eq(500)
+    end
+  end
+
   describe "a client that does not read" do
     let(:threads) { 1 }
 

@@ -8,7 +8,7 @@ require "pgbus_native"
 
 Streamer = Pgbus::Web::Streamer
 Pgbus.configuration.logger = Logger.new(IO::NULL)
-PgbusNative::ConnectionSeam.install(Streamer::Connection)
+PgbusNative::ConnectionPatch.install(Streamer::Connection)
 Envelope = Data.define(:msg_id, :payload)
 Listener = Struct.new(:wakes) do
   def ensure_listening(queue) = wakes << Streamer::Listener::WakeMessage.new(queue_name: queue)

@@ -11,11 +11,31 @@ module PgbusNative
     #   and replays from the archive.
     OVERFLOW_POLICIES = %i[drop_oldest disconnect].freeze
 
+    # Writer threads of one pump; a machine has fewer cores.
+    MOST_WRITERS = 1024
+
     # @return [Symbol] one of {OVERFLOW_POLICIES}; read when a pump is built
     attr_reader :pump_overflow
 
+    # Writer threads of the pump that a worker has where pgbus's `streams_writer_threads` is 0. With 0 there is none:
+    # pgbus's dispatcher then writes to each browser in turn.
+    #
+    # @return [Integer] read when a worker's streamer is built
+    attr_reader :writers
+
     def initialize
       @pump_overflow = :drop_oldest
+      @writers = 1
+    end
+
+    # @param count [Integer]
+    # @raise [TypeError] unless it is an Integer
+    # @raise [ArgumentError] unless it is from 0 to {MOST_WRITERS}
+    def writers=(count)
+      raise TypeError, "writers must be an Integer, got #{count.inspect}" unless count.is_a?(Integer)
+      raise ArgumentError, "writers must be from 0 to #{MOST_WRITERS}, got #{count}" unless (0..MOST_WRITERS).cover?(count)
+
+      @writers = count
     end
 
     # @param policy [Symbol]

@@ -31,9 +31,10 @@ module PgbusNative
     QUOTED = /(["«„“「]\s?[=\]&]\s?["»“”」])|["«„“「].*["»“”」]/m
     private_constant :QUOTED
 
-    # A text with a password in it, or with something like one.
+    # A text with a password in it, or with something like one. The first colon of a URL is none.
     PASSWORD = /:.*@|password/im
-    private_constant :PASSWORD
+    SCHEME = %r{\Apostgres(ql)?://}
+    private_constant :PASSWORD, :SCHEME
 
     # Where a part of a password ends up that has a "@" or a "/" in it, in a URL without percent-encoding.
     HOST_OF_NO_SERVER = %r{\A(?![/@]).*@}
@@ -115,7 +116,7 @@ module PgbusNative
     def conninfo_parse(text)
       ::PG::Connection.conninfo_parse(text)
     rescue ::PG::Error => e
-      raise unless PASSWORD.match?(text)
+      raise unless PASSWORD.match?(text.sub(SCHEME, ""))
 
       raise e.class, e.message.gsub(QUOTED) { Regexp.last_match(1) || '"***"' }, cause: nil
     end

@@ -33,6 +33,9 @@ module PgbusNative
     # @return [String, nil] why the session is not native, where it is not
     def reason = @libpq&.because
 
+    # @return [Integer] how often a thread came back that was killed: each lives for one recipe only
+    def restarts = 0
+
     # Has the recipe of that number made; an earlier one that nobody waits for any more is not.
     #
     # @param number [Integer]

@@ -55,7 +55,7 @@ module PgbusNative
       @reason = "uninstalled"
       streamer = loaded_streamer or return
       @lock.synchronize do
-        ConnectionSeam.uninstall if native?(:OutboundPump)
+        [ConnectionPatch, InstancePatch].each(&:uninstall) if native?(:OutboundPump)
         CLASSES.each { |name| exchange(streamer, name, @originals.fetch(name)) if native?(name) }
         @reasons.clear
       end
@@ -153,11 +153,16 @@ module PgbusNative
       return difference if difference
 
       @originals[name] = streamer.const_get(name, false)
-      ConnectionSeam.install(streamer.const_get(:Connection)) if name == :OutboundPump
+      patch(streamer) if name == :OutboundPump
       exchange(streamer, name, native)
       nil
     rescue StandardError, LoadError => e
       "#{e.class}: #{e.message}"
+    end
+
+    def patch(streamer)
+      ConnectionPatch.install(streamer.const_get(:Connection))
+      InstancePatch.install(streamer.const_get(:Instance))
     end
 
     # In one step, so that no other thread finds the constant missing; Ruby would warn of it.

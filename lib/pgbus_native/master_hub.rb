@@ -1,10 +1,12 @@
 # frozen_string_literal: true
 
 require_relative "argument"
+require_relative "guard"
 require_relative "hub_session"
 require_relative "live"
 require_relative "notifications"
 require_relative "ruby_session"
+require_relative "signal_handler"
 
 module PgbusNative
   # The database can't be reached, and the pg gem, whose error of this name it would be, is not loaded.
@@ -65,6 +67,8 @@ module PgbusNative
       @durable_queue_limit = durable_queue_limit
       @hard_queue_limit = hard_queue_limit
       @logger = logger
+      @guard = Guard.new(logger, LOG_PREFIX)
+      @restarts = 0
       @lifecycle = Mutex.new
       @stops = 0
     end
@@ -77,20 +81,25 @@ module PgbusNative
     # @raise [SystemCallError, ArgumentError] there can be no socket at the path
     # @raise [ArgumentError] the configuration's health check interval or connection options are none
     def start
+      stops_before = @stops
       @lifecycle.synchronize do
-        @stops_before = @stops
-        running? ? self : build
+        @stops_before = stops_before
+        running? || stopped_meanwhile? ? self : build
       end
     end
 
-    # Ends all: the workers see EOF, the socket's file goes, the session is closed. Safe at any time, any number of times;
-    # ends a {#start} that runs.
+    # Ends all: the workers see EOF, the socket's file goes, the session is closed. Safe at any time, any number of times,
+    # also in a signal handler and in what the hub calls (its logger, a subscriber, a listener). Ends every {#start} that
+    # runs or waits for another one.
     #
     # @return [self]
     def stop
       @stops += 1
       @engine&.stop unless inherited?
-      @lifecycle.synchronize { inherited? ? self : tear_down }
+      # Inside of a start or a stop of this very thread: that one sees it through.
+      return self if @lifecycle.owned?
+
+      SignalHandler.leave { @lifecycle.synchronize { inherited? ? self : tear_down } }
     end
 
     # @return [Integer] redundant durable wakes that were left out for workers that read slowly
@@ -104,14 +113,16 @@ module PgbusNative
     # @return [Hash{Symbol => Object}] +:running+; +:session+ (+:native+ or +:ruby+, now) and +:session_reason+ (why it is a
     #   Ruby session); +:workers+, +:subscriptions+ and +:queued_frames+ (now); +:wakes_in+, +:frames_out+,
     #   +:dropped_durable_wakes+, +:evicted_workers+ and +:reconnects+ (so far); +:connected_since+ (a Time; nil while the
-    #   session is down)
+    #   session is down); +:callback_failures+ (how often the logger, a subscriber or a listener raised) and
+    #   +:thread_restarts+ (how often one of the hub's Ruby threads was killed and came back)
     def stats
       engine = @engine
       figures = engine ? engine.stats : {}
       since = figures.delete(:connected_since_ms)
       reason = @session&.reason || @session_reason
       { running: running?, session: reason ? :ruby : :native, session_reason: reason, **figures,
-        connected_since: (Time.at(since / 1000r) if since && running?) }
+        connected_since: (Time.at(since / 1000r) if since && running?), callback_failures: @guard.failures,
+        thread_restarts: @restarts + [@reporter, @session].compact.sum(&:restarts) }
     end
 
     # @return [String] without the configuration, which may hold a password
@@ -144,9 +155,9 @@ module PgbusNative
     end
 
     def listening_session
-      return HubSession.new(@config, log: method(:log)) unless @listener_factory
+      return HubSession.new(@config, log: @guard.method(:log)) unless @listener_factory
 
-      RubySession.new(@listener_factory, status_interval: @status_interval, log: method(:log))
+      RubySession.new(@listener_factory, status_interval: @status_interval, guard: @guard)
     end
 
     # Has the engine start.
@@ -157,8 +168,7 @@ module PgbusNative
                              health_check_ms / 1000.0, recipes)
       @engine.stop if stopped_meanwhile? # before it could be told
       @session.attach(@engine)
-      @reporter = Thread.new(@engine, @session) { |engine, session| report(engine, session) }
-      @reporter.name = "pgbus-hub-reporter"
+      @reporter = reporter(@engine, @session).start
       @running = @engine.wait_started
       Live.add(:hub, self) if @running
     ensure
@@ -172,38 +182,47 @@ module PgbusNative
       defined?(Pgbus::Process::ReplicaConnectionError) ? Pgbus::Process::ReplicaConnectionError : connection_bad
     end
 
+    # Each step is made, whatever becomes of the one before it.
     def tear_down
       @running = false
+      end_engine
+    ensure
+      begin
+        @reporter&.join(STOP_SECONDS) # it has taken all that the engine had to say
+      ensure
+        @session_reason = @session&.reason || @session_reason
+        @session&.stop
+        @restarts += [@reporter, @session].compact.sum(&:restarts)
+        @reporter = @session = nil
+      end
+    end
+
+    # @return [self]
+    def end_engine
       @engine&.stop
       if @engine && !@engine.wait_ended(STOP_SECONDS)
-        log(:error, "the hub's thread did not end within #{STOP_SECONDS} s, please report it")
+        @guard.log(:error, "the hub's thread did not end within #{STOP_SECONDS} s, please report it")
       end
-      @reporter&.join(STOP_SECONDS) # it has taken all that the engine had to say
-      @reporter = nil
-      @session_reason = @session&.reason || @session_reason
-      @session&.stop
-      @session = nil
       self
     end
 
     # Takes what the engine has to say, until it ends.
-    def report(engine, session)
-      while (kind, *details = engine.next_event)
-        case kind
-        when :log then log(*details)
-        when :notice then notify(*details)
-        else session.public_send(kind, *details)
-        end
+    def reporter(engine, session)
+      HelperThread.new("pgbus-hub-reporter", @guard) do
+        event = engine.next_event
+        report(session, *event) if event
+        !event.nil?
       end
     end
 
-    def notify(event, details) = Notifications.publish(event, logger: @logger, hub: self, **details)
-
-    # A logger that raises must not end the hub.
-    def log(level, text)
-      @logger.public_send(level) { "#{LOG_PREFIX} #{text}" }
-    rescue StandardError
-      nil
+    def report(session, kind, *details)
+      case kind
+      when :log then @guard.log(*details)
+      when :notice
+        event, details = details
+        Notifications.publish(event, guard: @guard, hub: self, **details)
+      else session.public_send(kind, *details)
+      end
     end
   end
 end

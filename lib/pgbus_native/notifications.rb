@@ -15,19 +15,14 @@ module PgbusNative
   # lines), never a socket.
   module Notifications
     # @param event [Symbol]
-    # @param logger [Logger] told, at debug, of a subscriber that raises; nothing else happens to that one
+    # @param guard [Guard] survives a subscriber that raises
     # @param payload [Hash{Symbol => Object}]
     # @return [void]
-    def self.publish(event, logger:, **payload)
+    def self.publish(event, guard:, **payload)
       return unless defined?(::ActiveSupport::Notifications)
 
-      ::ActiveSupport::Notifications.instrument("#{event}.pgbus_native", payload)
-    rescue StandardError => e
-      begin
-        logger.debug { "[PgbusNative] a subscriber of #{event}.pgbus_native raised: #{e.class}: #{e.message}" }
-      rescue StandardError
-        nil
-      end
+      name = "#{event}.pgbus_native"
+      guard.call("a subscriber of #{name}") { ::ActiveSupport::Notifications.instrument(name, payload) }
     end
   end
 end

@@ -1,20 +1,24 @@
 # frozen_string_literal: true
 
 require_relative "argument"
-require_relative "connection_seam"
+require_relative "connection_patch"
+require_relative "encoder"
+require_relative "helper_thread"
 require_relative "live"
 require_relative "notifications"
-require_relative "outbound_pump/frame"
 require_relative "outbound_pump/outcome"
 require_relative "outbound_pump/ruby_way"
+require_relative "outbound_pump/backlog"
 require_relative "outbound_pump/lane"
+require_relative "outbound_pump/writer_thread"
 
 module PgbusNative
-  # Writes durable frames to SSE sockets, off the dispatcher's thread: pgbus's `OutboundPump`, with writer threads that
-  # need no GVL.
+  # Writes frames to SSE sockets, off the dispatcher's thread: pgbus's `OutboundPump`, with writer threads that need no
+  # GVL.
   #
-  # Connections that {ConnectionSeam} prepared are served by the native writer threads; every other one by Ruby threads
-  # that call its `enqueue` ("the Ruby way"). What became of the jobs is told by one Ruby thread, the reporter.
+  # A connection on a plain socket is taken in ({#adopt}): from then on its {Outlet} alone writes to it, whatever the bytes
+  # are. Every other one is served by Ruby threads that call its `enqueue` ("the Ruby way"). What became of jobs and
+  # connections is reported by one Ruby thread, the reporter.
   class OutboundPump
     # Kept for compatibility.
     DRAIN = :__drain__
@@ -22,10 +26,6 @@ module PgbusNative
     # How long {#stop} waits for each thread.
     JOIN_SECONDS = 5
     private_constant :JOIN_SECONDS
-
-    # Writer threads of one pump; a machine has fewer cores.
-    MOST_THREADS = 1024
-    private_constant :MOST_THREADS
 
     # @param threads [Integer] native writer threads, and at most as many Ruby threads for the Ruby way
     # @param ack_queue [#<<] takes a `WriteAckMessage` for every job that was written
@@ -37,7 +37,7 @@ module PgbusNative
     def initialize(threads:, ack_queue:, on_dead:, buffer_limit: 0, logger: Pgbus.logger)
       Argument.must_be_integer(:threads, threads)
       raise ArgumentError, "threads must be positive" unless threads.positive?
-      raise ArgumentError, "threads must be at most #{MOST_THREADS}, got #{threads}" if threads > MOST_THREADS
+      raise ArgumentError, "threads must be at most #{Configuration::MOST_WRITERS}, got #{threads}" if threads > Configuration::MOST_WRITERS
 
       Argument.must_be_integer(:buffer_limit, buffer_limit)
       raise ArgumentError, "buffer_limit must not be negative, got #{buffer_limit}" if buffer_limit.negative?
@@ -48,7 +48,9 @@ module PgbusNative
       @count = threads
       @limit = buffer_limit
       @overflow = PgbusNative.configuration.pump_overflow
+      @fan_out_ms = Pgbus.configuration.streams_fanout_write_deadline_ms
       @outcome = Outcome.new(self, ack_queue, on_dead, logger)
+      @reporter = HelperThread.new("pgbus-pump-reporter", @outcome.guard) { report }
       build
     end
 
@@ -57,14 +59,19 @@ module PgbusNative
     # In a forked child, a pump of the parent starts anew, with nothing of what the parent's had to do.
     #
     # @return [self]
-    # @raise [SystemCallError] when the system gives no thread or no event loop
+    # @raise [SystemCallError, ThreadError] when the system gives no thread or no event loop; nothing runs then
     def start
       build unless @writers.usable?
       return self if @started
 
-      @reporter = Thread.new { report } if @writers.start || !@reporter&.alive?
-      @ruby_way.start
       @started = true
+      begin
+        @reporter.start if @writers.start || !@reporter.alive?
+        @ruby_way.start
+        complete = true
+      ensure
+        stop unless complete
+      end
       Live.add(:pump, self)
       self
     end
@@ -77,17 +84,22 @@ module PgbusNative
       return self unless @started && @writers.usable?
 
       @started = false
-      @writers.stop
-      unfinished = @count.times.count { |index| !@writers.join(index, JOIN_SECONDS) }
-      @writers.close
-      # With a writer that goes on, the reporter does as well.
-      threads = unfinished.zero? ? [@reporter] : []
-      unfinished += unjoined(threads)
-      threads = @ruby_way.threads
-      @ruby_way.stop
-      unfinished += unjoined(threads)
-      unfinished.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
+      end_threads.times { @outcome.log(:warn, "writer thread did not drain within #{JOIN_SECONDS}s") }
       self
+    end
+
+    # Takes a connection in: its socket is the pump's from here on, and Ruby's writes to it leave in their order among
+    # those of the pump. Where that can't be (TLS, a `Connection` that an app changed), it stays as it is.
+    #
+    # @param connection [Object]
+    # @return [Boolean] whether the connection is native
+    def adopt(connection)
+      return false unless @writers.usable? && ConnectionPatch.eligible?(connection)
+      return true if connection.native_outlet
+
+      outlet = connection.hand_over(@writers, @fan_out_ms)
+      @connections[outlet.key] = connection if outlet
+      !outlet.nil?
     end
 
     # Hands over one job and returns at once. Safe to call from any thread, also before {#start} and after {#stop}:
@@ -96,37 +108,48 @@ module PgbusNative
     # @param connection [Object] pgbus's `Connection`, or anything with its interface
     # @param envelopes [Array] with `msg_id` (not negative, at most 64 bits) and `payload`, maybe `event`
     # @param batch_max [Integer] what is acknowledged if `envelopes` is empty
-    # @param deadline_ms [Numeric] how long the write of one frame may take
+    # @param deadline_ms [Numeric] how long the browser may take no byte. That of pgbus's fan-out
+    #   (`streams_fanout_write_deadline_ms`) is there to protect the others, which need no protection here: with it, the
+    #   connection's own deadline counts if it is longer.
     # @return [void]
     # @raise [ArgumentError] for a negative msg_id or a deadline that is no number; nothing was queued then
     # @raise [TypeError] for a connection or envelopes that aren't any; nothing was queued then
     # @raise [RangeError] for a msg_id of more than 64 bits; nothing was queued then
     def post(connection, envelopes, batch_max, deadline_ms:)
-      taken = if @ruby_way_used && @writers.usable? && @ruby_way.busy?(connection)
-                false # what waits there goes first; in a forked child nothing does
-              else
-                @writers.post(connection, envelopes, batch_max, deadline_ms, Frame)
-              end
-      return if taken
+      # What waits on the Ruby way goes first; in a forked child nothing does.
+      busy = @ruby_way_used && @writers.usable? && @ruby_way.busy?(connection)
+      return if !busy && post_natively(connection, envelopes, batch_max, deadline_ms)
 
       check(connection, envelopes)
       @ruby_way_used = true
-      @ruby_way.post(connection, envelopes, batch_max, deadline_ms, held: taken.nil?)
-      # The last native job may have been done since.
-      @ruby_way.release(connection) if taken.nil? && !@writers.busy?(connection)
+      @ruby_way.post(connection, envelopes, batch_max, deadline_ms)
       nil
     end
 
-    # @return [Boolean] whether any of the pump's own threads still runs
-    def alive?
-      @writers.usable? && (@writers.alive? || worker_threads.any?)
+    # Lets connections take their leave: what the block hands over is written to all of them at the same time.
+    #
+    # @yield closes connections
+    # @return [void]
+    def farewell
+      start
+      yield
+    ensure
+      stop
     end
 
-    # @return [Array<Thread>] the pump's live Ruby threads; the native ones are no `Thread`s
-    def worker_threads
-      [@reporter, *@ruby_way.threads].select { |thread| thread&.alive? }
+    # @return [Boolean] started: whether it serves, that is whether writers and reporter run; stopped: whether any of its
+    #   threads still runs
+    def alive?
+      return false unless @writers.usable?
+
+      @started ? @writers.alive? && @reporter.alive? : @writers.alive? || worker_threads.any?
     end
-    alias threads worker_threads
+
+    # @return [Array<WriterThread>] the native writer threads that run
+    def threads = Array.new(@count) { |index| WriterThread.new(@writers, index) }.select(&:alive?)
+
+    # @return [Array<Thread>] the pump's live Ruby threads
+    def worker_threads = [@reporter.thread, *@ruby_way.threads].compact
 
     # What the pump did since it was built, and what it holds.
     #
@@ -134,6 +157,8 @@ module PgbusNative
     # - `bytes`, `writes`: what the native way wrote, and in how many system calls
     # - `acks`, `dropped`: jobs; `dead`: connections
     # - `waiting`: frames that wait or are under way; `connections`: living ones of the native way
+    # - `callback_failures`: how often `on_dead`, `ack_queue`, a subscriber or the logger raised; `thread_restarts`: how
+    #   often one of the pump's Ruby threads was killed and came back
     #
     # @return [Hash{Symbol => Integer}]
     def stats
@@ -141,22 +166,41 @@ module PgbusNative
       by_ruby = @ruby_way.counts
       stats = native.merge(by_ruby) { |_, one, other| one + other }
       stats[:waiting] = native.fetch(:waiting, 0) + @ruby_way.waiting
-      stats.merge(native_frames: native.fetch(:written, 0), ruby_frames: by_ruby.fetch(:written))
+      stats.merge(native_frames: native.fetch(:written, 0), ruby_frames: by_ruby.fetch(:written),
+                  callback_failures: @outcome.guard.failures, thread_restarts: @reporter.restarts + @ruby_way.restarts)
     end
+
+    # @return [String]
+    def inspect = "#<#{self.class} threads=#{@count} buffer_limit=#{@limit}#{" running" if @started}>"
 
     private
 
     def build
-      @writers = Writers.new(@count, @limit, @overflow)
+      @writers = Writers.new(@count, @limit, @overflow, Encoder)
+      # By their outlets' keys. An outlet lives as long as its connection.
+      @connections = ObjectSpace::WeakMap.new
       @ruby_way = RubyWay.new(@count, @limit, @overflow, @outcome)
       @ruby_way_used = false
-      @reporter = nil
       @started = false
     end
 
-    # How many of these threads did not end in time. One of them may be the caller, in `on_dead`.
-    def unjoined(threads)
-      threads.count { |thread| !thread.equal?(Thread.current) && !thread.join(JOIN_SECONDS) }
+    # Returns how many threads did not end in time. Interrupted, it leaves them to end by themselves.
+    def end_threads
+      @writers.stop
+      unfinished = threads.count { |writer| !writer.join(JOIN_SECONDS) }
+      @writers.close
+      # With a writer that goes on, the reporter does as well.
+      unfinished += 1 if unfinished.zero? && !@reporter.join(JOIN_SECONDS)
+      @ruby_way.stop
+      unfinished + @ruby_way.join(JOIN_SECONDS)
+    ensure
+      @writers.close
+      @ruby_way.stop
+    end
+
+    def post_natively(connection, envelopes, batch_max, deadline_ms)
+      @writers.post(connection, envelopes, batch_max, deadline_ms) ||
+        (adopt(connection) && @writers.post(connection, envelopes, batch_max, deadline_ms))
     end
 
     # What the writers check in what they take.
@@ -175,19 +219,20 @@ module PgbusNative
                            "ephemeral fanout must stay inline on the dispatcher thread"
     end
 
+    # One turn of the reporter. Returns false when nothing will come any more.
     def report
-      Thread.current.name = "pgbus-pump-reporter"
-      writers = @writers
-      nil while writers.report { |kind, connection, value| tell(kind, connection, value) }
+      @writers.report { |kind, key, value| tell(kind, key, value) }
     end
 
-    def tell(kind, connection, value)
+    # A connection that nobody has any more needs no report.
+    def tell(kind, key, value)
+      return @outcome.log(kind, value) unless key
+
+      connection = @connections[key] or return
       case kind
       when :ack then @outcome.ack(connection, value)
       when :overflow then @outcome.overflow(connection, value, @overflow)
       when :dead then @outcome.dead(connection)
-      when :idle then @ruby_way.release(connection)
-      else @outcome.log(kind, value)
       end
     end
   end

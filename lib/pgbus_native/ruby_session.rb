@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require_relative "guard"
+
 module PgbusNative
   # A hub's LISTEN session by a listener as pgbus's own, which somebody's factory gives; asked and heard by Ruby threads. Routing, outboxes and
   # sockets stay in the engine.
@@ -10,14 +12,15 @@ module PgbusNative
 
     # @param factory [#call] +call(dispatch_queue:)+ gives a started listener
     # @param status_interval [Numeric] seconds between two looks at the listener's health
-    # @param log [#call] takes a level and a text
-    def initialize(factory, status_interval:, log:)
+    # @param guard [Guard] survives what the listener raises
+    def initialize(factory, status_interval:, guard:)
       @status_interval = status_interval
-      @log = log
+      @guard = guard
       @dispatch_queue = Queue.new
       @stopped = Queue.new
       @mutex = Mutex.new
       @subs = {}
+      @threads = []
       @listener = factory.call(dispatch_queue: @dispatch_queue)
     end
 
@@ -34,9 +37,12 @@ module PgbusNative
     # @param engine [MasterHub::Engine]
     def attach(engine)
       @engine = engine
-      @threads = [Thread.new { pass_on_wakes }, Thread.new { watch_health }]
-      @threads.zip(%w[pgbus-hub-wakes pgbus-hub-health]) { |thread, name| thread.name = name }
+      @threads = [HelperThread.new("pgbus-hub-wakes", @guard) { pass_on_wake },
+                  HelperThread.new("pgbus-hub-health", @guard) { watch_health }].each(&:start)
     end
+
+    # @return [Integer] how often a thread came back that was killed
+    def restarts = @threads.sum(&:restarts)
 
     # Has a thread of that worker's own ask the listener, so that a slow answer delays nobody else.
     #
@@ -48,68 +54,65 @@ module PgbusNative
           waiting << queue
         else
           @subs[worker] = [queue]
-          Thread.new { ask_for(worker) }
+          HelperThread.new("pgbus-hub-sub", @guard) { ask_for(worker) }.start
         end
       end
     end
 
     # @param queue [String]
     def remove_listening(queue)
-      @listener.remove_listening(queue)
-    rescue StandardError => e
-      @log.call(:warn, "UNLISTEN for #{queue.inspect} failed: #{e.class}: #{e.message}")
+      @guard.call("UNLISTEN for #{queue.inspect}") { @listener.remove_listening(queue) }
     end
 
     # Stops the listener and the threads.
     def stop
       @stopped << true
       @dispatch_queue << @stopped
-      @threads&.each { |thread| thread.join(STOP_SECONDS) }
-      stopper = Thread.new { stop_listener }
-      stopper.join(STOP_SECONDS) or @log.call(:warn, "the listener did not stop within #{STOP_SECONDS} s")
+      @threads.each { |thread| thread.join(STOP_SECONDS) }
+    ensure
+      # Its stop may take as long as it likes; the hub's may not.
+      stopper = Thread.new { @guard.call("the listener's stop") { @listener.stop } }
+      stopper.join(STOP_SECONDS) or @guard.log(:warn, "the listener did not stop within #{STOP_SECONDS} s")
     end
 
     private
 
-    def pass_on_wakes
-      until (message = @dispatch_queue.pop).equal?(@stopped)
-        begin
-          @engine.wake(message.queue_name, message.payload)
-        rescue StandardError => e
-          @log.call(:error, "wake delivery failed: #{e.class}: #{e.message}")
-        end
-      end
+    # Returns false at the end.
+    def pass_on_wake
+      message = @dispatch_queue.pop
+      return false if message.equal?(@stopped)
+
+      @guard.call("delivering a wake") { @engine.wake(message.queue_name, message.payload) }
+      true
     end
 
+    # Returns false at the end.
     def watch_health
-      until @stopped.pop(timeout: @status_interval)
-        begin
-          @engine.tell_session(!!(@listener.alive? && @listener.connected?))
-        rescue StandardError => e
-          @log.call(:warn, "asking for the listener's health failed: #{e.class}: #{e.message}")
-        end
-      end
+      return false if @stopped.pop(timeout: @status_interval)
+
+      up = @guard.call("the listener's health") { !!(@listener.alive? && @listener.connected?) }
+      @engine.tell_session(up) unless up.nil?
+      true
     end
 
+    # Asks for the first of the worker's subs. Returns false when there is none.
     def ask_for(worker)
-      while (queue = next_sub_of(worker))
-        begin
-          @listener.ensure_listening(queue)
-          @engine.answer(worker, queue, nil)
-        rescue StandardError => e
-          @engine.answer(worker, queue, "#{e.class}: #{e.message}")
-        end
+      queue = @mutex.synchronize { @subs[worker].first || (@subs.delete(worker) && nil) }
+      return false unless queue
+
+      begin
+        failure = "interrupted"
+        HelperThread.interruptibly { @listener.ensure_listening(queue) }
+        failure = nil
+      rescue SystemExit
+        raise
+      rescue Exception => e
+        failure = "#{e.class}: #{e.message}"
+      ensure
+        @mutex.synchronize { @subs[worker].shift }
+        @engine.answer(worker, queue, failure)
       end
-    end
-
-    def next_sub_of(worker)
-      @mutex.synchronize { @subs[worker].shift || (@subs.delete(worker) && nil) }
-    end
-
-    def stop_listener
-      @listener.stop
-    rescue StandardError => e
-      @log.call(:warn, "stopping the listener failed: #{e.class}: #{e.message}")
+      true
     end
   end
 end

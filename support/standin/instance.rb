@@ -37,35 +37,54 @@ module Pgbus
         attr_reader :registry, :listener, :pump
 
         def initialize(client: Pgbus.client, config: Pgbus.configuration, logger: Pgbus.logger)
+          patch # as it is by itself in pgbus
           @config = config
           @logger = logger
           @registry = Registry.new
-          @queue = Queue.new
-          acks = Queue.new
-          PgbusNative::ConnectionSeam.install(Connection) # as it does by itself in pgbus
-          on_dead = ->(connection) { @queue << StreamEventDispatcher::DisconnectMessage.new(connection:) }
-          @pump = PgbusNative::OutboundPump.new(threads: [config.streams_writer_threads, 1].max, ack_queue: acks, on_dead:,
-                                                buffer_limit: config.streams_writer_buffer_limit, logger:)
+          @dispatch_queue = Queue.new
+          @ack_queue = Queue.new
+          @pump = build_pump
           @listener = build_listener
-          @dispatcher = StreamEventDispatcher.new(client:, registry: @registry, listener: @listener, dispatch_queue: @queue,
-                                                  pump: @pump, ack_queue: acks, config:, logger:)
+          @dispatcher = StreamEventDispatcher.new(client:, registry: @registry, listener: @listener, config:, logger:,
+                                                  dispatch_queue: @dispatch_queue, pump: @pump, ack_queue: @ack_queue)
           @end = Queue.new
         end
 
         def start
-          [@pump, @dispatcher].each(&:start)
+          [@pump, @dispatcher].each { |part| part&.start }
           @heartbeat = Thread.new { beat until @end.pop(timeout: @config.streams_heartbeat_interval) }
           self
         end
 
         def register(connection)
-          @queue << StreamEventDispatcher::ConnectMessage.new(connection:)
+          @dispatch_queue << StreamEventDispatcher::ConnectMessage.new(connection:)
         end
 
         # Tells every browser to come back, to whichever worker serves then.
         def shutdown!
           @end << true
-          [@heartbeat, @listener, @dispatcher, @pump].each { |part| part.is_a?(Thread) ? part.join(5) : part.stop }
+          @heartbeat.join(5)
+          [@listener, @dispatcher, @pump].each { |part| part&.stop }
+          close_all_connections
+        end
+
+        private
+
+        def patch
+          PgbusNative::ConnectionPatch.install(Connection)
+          PgbusNative::InstancePatch.install(Instance)
+        end
+
+        def build_pump
+          threads = @config.streams_writer_threads
+          return unless threads.positive?
+
+          on_dead = ->(connection) { @dispatch_queue << StreamEventDispatcher::DisconnectMessage.new(connection:) }
+          PgbusNative::OutboundPump.new(threads:, ack_queue: @ack_queue, on_dead:, logger: @logger,
+                                        buffer_limit: @config.streams_writer_buffer_limit)
+        end
+
+        def close_all_connections
           sentinel = Streams::Envelope.message(id: 0, event: "pgbus:shutdown", data: '{"reason":"worker_restart"}')
           @registry.each_connection do |connection|
             connection.write_sentinel(sentinel) unless connection.dead?
@@ -73,21 +92,19 @@ module Pgbus
           end
         end
 
-        private
-
         def build_listener
           socket_path = ENV.fetch("PGBUS_STREAMS_HUB_SOCKET", nil)
-          return HubClient.new(socket_path:, dispatch_queue: @queue, logger: @logger).connect if socket_path
+          return HubClient.new(socket_path:, dispatch_queue: @dispatch_queue, logger: @logger).connect if socket_path
 
           factory = -> { DedicatedConnection.connect(@config.streams_connection_options) }
-          Listener.new(pg_connection: factory.call, dispatch_queue: @queue, connection_factory: factory,
+          Listener.new(pg_connection: factory.call, dispatch_queue: @dispatch_queue, connection_factory: factory,
                        health_check_ms: @config.streams_listen_health_check_ms, logger: @logger).start
         end
 
         def beat
           @registry.each_connection do |connection|
             connection.write_comment("heartbeat") unless connection.dead?
-            @queue << StreamEventDispatcher::DisconnectMessage.new(connection:) if connection.dead?
+            @dispatch_queue << StreamEventDispatcher::DisconnectMessage.new(connection:) if connection.dead?
           end
         end
       end

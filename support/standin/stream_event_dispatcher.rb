@@ -107,7 +107,10 @@ module Pgbus
           return if envelopes.empty?
 
           max = envelopes.last.msg_id
-          connections.each { |each| @pump.post(each, envelopes, max, deadline_ms: @config.streams_fanout_write_deadline_ms) }
+          deadline_ms = @config.streams_fanout_write_deadline_ms
+          connections.each do |each|
+            @pump ? @pump.post(each, envelopes, max, deadline_ms:) : each.enqueue(envelopes, deadline_ms:)
+          end
         end
 
         # These have no table to be read from again: written at once, by this thread.

@@ -61,16 +61,29 @@ pub fn undisturbed<T>(body: impl FnOnce() -> T) -> T {
 /// Those of `open`, and [`io::ErrorKind::OutOfMemory`] for a descriptor of 1,048,576 or more.
 pub fn open<T: AsRawFd>(open: impl FnOnce() -> io::Result<T>) -> io::Result<Kept<T>> {
     undisturbed(|| {
-        let inner = open()?;
-        let fd = inner.as_raw_fd();
-        if fd >= CAPACITY {
-            let text =
-                format!("descriptor {fd} is above what can be kept from forked children (at most {})", CAPACITY - 1);
-            return Err(io::Error::new(io::ErrorKind::OutOfMemory, text));
-        }
-        NOTED[(fd / BITS) as usize].fetch_or(bit(fd), SeqCst);
-        Ok(Kept { inner: Some(inner), fd })
+        note(open()?).map_err(|inner| {
+            let fd = inner.as_raw_fd();
+            let text = format!("descriptor {fd} can't be kept from forked children (at most {})", CAPACITY - 1);
+            io::Error::new(io::ErrorKind::OutOfMemory, text)
+        })
     })
+}
+
+/// Notes a descriptor that forked children must not keep any more.
+///
+/// # Errors
+/// It comes back if its number is 1,048,576 or more.
+pub fn keep<T: AsRawFd>(inner: T) -> Result<Kept<T>, T> {
+    undisturbed(|| note(inner))
+}
+
+fn note<T: AsRawFd>(inner: T) -> Result<Kept<T>, T> {
+    let fd = inner.as_raw_fd();
+    if fd >= CAPACITY {
+        return Err(inner);
+    }
+    NOTED[(fd / BITS) as usize].fetch_or(bit(fd), SeqCst);
+    Ok(Kept { inner: Some(inner), fd })
 }
 
 fn bit(fd: RawFd) -> u64 {

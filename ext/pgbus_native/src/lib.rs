@@ -5,26 +5,24 @@
 
 use magnus::{Error, Ruby};
 
-mod backlog;
+mod argument;
 mod born;
-mod cursor;
+mod feed;
 mod fork;
+mod frames;
 mod gvl;
-mod lock;
 mod master_hub;
 mod outlet;
-mod owners;
+mod recipe;
 mod writers;
 
 #[magnus::init]
 fn init(ruby: &Ruby) -> Result<(), Error> {
     fork::watch();
     let module = ruby.define_module("PgbusNative")?;
-    cursor::init(ruby, module)?;
-    lock::init(ruby, module)?;
+    frames::init(ruby, module)?;
     outlet::init(ruby, module)?;
-    owners::init(ruby, module)?;
-    backlog::init(ruby, module)?;
     writers::init(ruby, module)?;
-    master_hub::init(ruby, module)
+    master_hub::init(ruby, module)?;
+    feed::init(ruby, module)
 }

@@ -25,6 +25,8 @@ use crate::recipe::recipe;
 struct Engine {
     hub: ManuallyDrop<Hub>,
     generation: u32,
+    /// For error messages.
+    socket_path: String,
 }
 
 impl Drop for Engine {
@@ -49,6 +51,7 @@ impl Engine {
     ) -> Result<Self, Error> {
         // SAFETY: the bytes are copied before Ruby runs again.
         let path = unsafe { path.as_slice() }.to_vec();
+        let socket_path = String::from_utf8_lossy(&path).into_owned();
         let options = Options {
             socket_path: PathBuf::from(OsString::from_vec(path)),
             status_interval: seconds(ruby, status_interval)?,
@@ -56,8 +59,8 @@ impl Engine {
             health_check: seconds(ruby, health_check)?,
             session: if recipes { Session::Recipes } else { Session::Ruby },
         };
-        let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error)))?;
-        Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation() })
+        let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error), "the hub's thread"))?;
+        Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation(), socket_path })
     }
 
     /// Whether it belongs to a parent of this process.
@@ -70,7 +73,7 @@ impl Engine {
         match rb_self.wait(ruby, |hub, interrupt| hub.started(interrupt))? {
             Ok(()) => Ok(true),
             Err(StartError::Stopped) => Ok(false),
-            Err(error) => Err(start_error(ruby, &error)),
+            Err(error) => Err(start_error(ruby, &error, &format!("hub socket {}", rb_self.socket_path))),
         }
     }
 
@@ -213,12 +216,13 @@ impl Engine {
     /// Waits without the GVL for what `wait` gives; None from it means that it was interrupted.
     fn wait<T>(&self, ruby: &Ruby, wait: impl Fn(&Hub, &Receiver<()>) -> Option<T>) -> Result<T, Error> {
         loop {
+            // Also before the first wait: Ruby has shelved an interrupt that came while a helper had something in hand.
+            gvl::check_interrupts(ruby)?;
             let (unblock, interrupt) = bounded(1);
             let waited = gvl::without_gvl(|| wait(&self.hub, &interrupt), || _ = unblock.try_send(()))?;
             if let Some(Some(result)) = waited {
                 return Ok(result);
             }
-            gvl::check_interrupts(ruby)?;
         }
     }
 }
@@ -257,12 +261,12 @@ fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error
     class.map_or_else(|missing| missing, |class| Error::new(class, error.to_string()))
 }
 
-/// As Ruby's own sockets raise it.
-fn start_error(ruby: &Ruby, error: &StartError) -> Error {
+/// As Ruby's own sockets raise it. `what` failed, if the system says so.
+fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     match error {
         StartError::PathTooLong { .. } => Error::new(ruby.exception_arg_error(), error.to_string()),
         StartError::System(system) => {
-            system_call_error(ruby, system).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
+            system_call_error(ruby, system, what).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
         }
         StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => engine_error(ruby, "ConnectionFailed", error),
         StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
@@ -270,10 +274,10 @@ fn start_error(ruby: &Ruby, error: &StartError) -> Error {
     }
 }
 
-fn system_call_error(ruby: &Ruby, error: &std::io::Error) -> Option<Error> {
+fn system_call_error(ruby: &Ruby, error: &std::io::Error, what: &str) -> Option<Error> {
     let errno = error.raw_os_error()?;
     let class: ExceptionClass = ruby.class_object().const_get("SystemCallError").ok()?;
-    let exception = class.new_instance(("hub socket".into_value_with(ruby), errno)).ok()?;
+    let exception = class.new_instance((what.into_value_with(ruby), errno)).ok()?;
     Some(exception.into())
 }
 

@@ -2,35 +2,28 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use magnus::rb_sys::{protect, AsRawId, AsRawValue, FromRawValue};
-use magnus::value::{IntoId, LazyId};
+use crossbeam_channel::RecvTimeoutError;
+use magnus::typed_data::Obj;
 use magnus::{
-    function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RHash, RModule, RString, Ruby, Symbol,
-    TryConvert, Value,
+    function, gc, method, prelude::*, DataTypeFunctions, Error, IntoValue, RArray, RHash, RModule, Ruby, Symbol,
+    TryConvert, TypedData, Value,
 };
 use pgbus_native_engine::log::Level;
-use pgbus_native_engine::pump::{Frame, Job, Posted, Pump, Report};
+use pgbus_native_engine::pump::{Job, Pump, Report};
 
-use crate::backlog::limit_of;
 use crate::born::Born;
-use crate::cursor::msg_id_of;
-use crate::outlet::Outlet;
-use crate::{gvl, owners};
+use crate::frames::{self, Frames};
+use crate::outlet::{Deadlines, Outlet};
+use crate::{argument, gvl};
 
-static OUTLET: LazyId = LazyId::new("@outlet");
-static MSG_ID: LazyId = LazyId::new("msg_id");
-static CALL: LazyId = LazyId::new("call");
-
-#[magnus::wrap(class = "PgbusNative::Writers", free_immediately, size)]
-struct Writers {
-    /// Its name in the registry.
-    id: u64,
+#[derive(TypedData)]
+#[magnus(class = "PgbusNative::Writers", free_immediately, mark, size)]
+pub struct Writers {
     pump: Born<Pump>,
+    pub frames: Frames,
     /// Reports that were received and not yet handed out.
     pending: RefCell<VecDeque<Report>>,
     /// The reporter is to end when nothing can come any more.
@@ -39,29 +32,17 @@ struct Writers {
     reporting: Cell<bool>,
 }
 
-/// Jobs in flight are nobody's any more. In a child they aren't in the registry: see there.
-impl Drop for Writers {
-    fn drop(&mut self) {
-        owners::forget(self.id);
+impl DataTypeFunctions for Writers {
+    fn mark(&self, marker: &gc::Marker) {
+        self.frames.mark(marker);
     }
 }
 
-/// What a post came to, as Ruby sees it.
-enum Way {
-    /// Done, or there is nothing to do.
-    Native,
-    /// `Connection#enqueue` is to be called by a Ruby thread.
-    Ruby,
-    /// ... as soon as the reporter says that the connection is idle.
-    RubyWhenIdle,
-}
-
 impl Writers {
-    fn new(ruby: &Ruby, threads: usize, limit: i64, overflow: Symbol) -> Result<Self, Error> {
-        static LAST_ID: AtomicU64 = AtomicU64::new(0);
+    fn new(ruby: &Ruby, threads: usize, limit: i64, overflow: Symbol, encoder: Value) -> Result<Self, Error> {
         Ok(Self {
-            id: LAST_ID.fetch_add(1, SeqCst),
-            pump: Born::new(Pump::new(threads, limit_of(ruby, limit, overflow)?)),
+            pump: Born::new(Pump::new(threads, argument::limit(ruby, limit, overflow)?)),
+            frames: Frames::new(ruby, encoder)?,
             pending: RefCell::default(),
             closing: Cell::new(false),
             reporting: Cell::new(false),
@@ -112,6 +93,22 @@ impl Writers {
         }
     }
 
+    /// Takes a connection's socket over; `deadlines_ms` are that of a fan-out and the connection's own. Gives its outlet,
+    /// or nil where the socket stays Ruby's.
+    fn adopt(
+        ruby: &Ruby,
+        rb_self: Obj<Self>,
+        connection: Value,
+        io: Value,
+        deadlines_ms: (Value, Value),
+    ) -> Result<Option<Outlet>, Error> {
+        let Some(pump) = rb_self.pump.get() else { return Ok(None) };
+        let (fan_out, write) = deadlines_ms;
+        let deadlines = Deadlines { fan_out: argument::deadline(ruby, fan_out)?, write: argument::deadline(ruby, write)? };
+        Outlet::adopt(ruby, rb_self, pump, (connection, io), deadlines)
+    }
+
+    /// False: this is one for the Ruby way.
     fn post(
         ruby: &Ruby,
         rb_self: &Self,
@@ -119,89 +116,28 @@ impl Writers {
         envelopes: Value,
         batch_max: Value,
         deadline_ms: Value,
-        encoder: Value,
-    ) -> Result<Option<bool>, Error> {
-        Ok(match Self::way(ruby, rb_self, connection, envelopes, batch_max, deadline_ms, encoder)? {
-            Way::Native => Some(true),
-            Way::Ruby => Some(false),
-            Way::RubyWhenIdle => None,
-        })
-    }
-
-    fn way(
-        ruby: &Ruby,
-        rb_self: &Self,
-        connection: Value,
-        envelopes: Value,
-        batch_max: Value,
-        deadline_ms: Value,
-        encoder: Value,
-    ) -> Result<Way, Error> {
+    ) -> Result<bool, Error> {
         // A forked child has no part in its parent's pump.
-        let Some(pump) = rb_self.pump.get() else { return Ok(Way::Native) };
-        let Some(seam) = outlet_of(ruby, connection) else { return Ok(Way::Ruby) };
-        let Some(outlet) = seam.get() else { return Ok(Way::Ruby) };
-        let in_ruby = || {
-            let busy = owners::await_idle(seam.place.get(), rb_self.id, connection);
-            Ok(if busy { Way::RubyWhenIdle } else { Way::Ruby })
+        let Some(pump) = rb_self.pump.get() else { return Ok(true) };
+        let Some(native) = Outlet::of(ruby, connection) else { return Ok(false) };
+        let Some(outlet) = native.get() else { return Ok(true) };
+        let Some(envelopes) = RArray::from_value(envelopes) else { return Ok(false) };
+        if !outlet.belongs_to(pump) || !native.is_unmodified(ruby, connection) {
+            return Ok(false);
+        }
+        let is_empty = envelopes.is_empty();
+        let job = native.job(ruby, outlet, envelopes, argument::deadline(ruby, deadline_ms)?)?;
+        let batch_max = match i64::try_convert(batch_max) {
+            Ok(batch_max) => is_empty.then_some(batch_max),
+            Err(_) if is_empty => return Ok(false),
+            Err(_) => None,
         };
-        let Some(envelopes) = RArray::from_value(envelopes).filter(|_| seam.suits(ruby, connection)) else {
-            return in_ruby();
-        };
-
-        let frames = frames_of(ruby, envelopes, encoder)?;
-        let deadline = deadline_of(ruby, deadline_ms)?;
-        let accepted_when_empty = match i64::try_convert(batch_max) {
-            Ok(batch_max) => batch_max,
-            Err(_) if frames.is_empty() => return in_ruby(),
-            Err(_) => 0,
-        };
-        if outlet.is_dead() {
-            return Ok(Way::Native);
-        }
-        let io = ruby.get_inner(seam.io);
-        let closed = is_closed(io)?;
-        if !closed && !seam.attached.get() {
-            let fd: i32 = io.funcall("fileno", ())?;
-            // SAFETY: the descriptor is open for as long as we hold the GVL, since closing it needs the GVL.
-            if outlet.attach(unsafe { BorrowedFd::borrow_raw(fd) }).is_err() {
-                // No descriptor left: this job goes on with Ruby's own.
-                return in_ruby();
-            }
-            seam.attached.set(true);
-        }
-
-        let former = seam.place.get();
-        let place = owners::retain(former, rb_self.id, connection);
-        seam.place.set(Some(place));
-        if closed {
-            if !pump.kill(outlet, place.index, 1) {
-                owners::release(place.index, 1);
-            }
-            return Ok(Way::Native);
-        }
-        match pump.post(outlet, place.index, Job::new(frames, accepted_when_empty, deadline)) {
-            Posted::Taken => Ok(Way::Native),
-            Posted::Dead => {
-                owners::release(place.index, 1);
-                Ok(Way::Native)
-            }
-            Posted::Elsewhere => {
-                owners::release(place.index, 1);
-                seam.place.set(former);
-                in_ruby()
-            }
-        }
+        outlet.post(Job { batch_max, ..job });
+        Ok(true)
     }
 
-    /// Whether the connection has jobs in flight; if so, the reporter will say when it is idle.
-    fn is_busy(ruby: &Ruby, rb_self: &Self, connection: Value) -> bool {
-        outlet_of(ruby, connection).is_some_and(|seam| owners::await_idle(seam.place.get(), rb_self.id, connection))
-    }
-
-    /// Sleeps without the GVL until there is something to report, then yields what there is: `:ack, connection,
-    /// accepted_max`, `:overflow, connection, dropped_jobs`, `:dead, connection, nil`, `:idle, connection, nil` or
-    /// `level, nil, text`. False: nothing will come any more.
+    /// Sleeps without the GVL until there is something to report, then yields what there is: `:ack, key, accepted_max`,
+    /// `:overflow, key, dropped_jobs`, `:dead, key, nil` or `level, nil, text`. False: nothing will come any more.
     fn report(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
         let Some(pump) = rb_self.pump.get() else { return Ok(false) };
         let receiver = pump.reports();
@@ -212,7 +148,7 @@ impl Writers {
                     rb_self.reporting.set(false);
                     return Ok(false);
                 }
-                Err(_) => gvl::without_gvl(|| receiver.recv().unwrap_or_default(), || pump.disturb_reports())?,
+                Err(_) => rb_self.wait(ruby, pump)?,
             };
             rb_self.pending.borrow_mut().extend(batch.into_iter().flatten());
         }
@@ -223,6 +159,18 @@ impl Writers {
             let Some(report) = rb_self.pending.borrow_mut().pop_front() else { return Ok(true) };
             hand_out(ruby, report)?;
         }
+    }
+
+    /// Waits for reports, and lets frames that nobody needs any more go meanwhile.
+    fn wait(&self, ruby: &Ruby, pump: &Pump) -> Result<Option<Vec<Report>>, Error> {
+        let timeout = if self.frames.age(ruby)? { frames::LIFE } else { Duration::MAX };
+        gvl::without_gvl(
+            || match pump.reports().recv_timeout(timeout) {
+                Ok(batch) => batch,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
+            },
+            || pump.disturb_reports(),
+        )
     }
 
     /// The reporter ends when the writers did and everything is told.
@@ -256,11 +204,10 @@ impl Writers {
 }
 
 fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
-    let (owner, jobs) = match &report {
-        Report::Ack { owner, .. } => (*owner, 1),
-        Report::Dead { owner, jobs } | Report::Gone { owner, jobs } => (*owner, *jobs),
-        // That releases nothing, but says whose it is.
-        Report::Overflow { owner, .. } => (*owner, 0),
+    let (what, key, detail) = match report {
+        Report::Ack { key, accepted_max } => ("ack", Some(key), accepted_max.into_value_with(ruby)),
+        Report::Overflow { key, dropped } => ("overflow", Some(key), dropped.into_value_with(ruby)),
+        Report::Dead { key } => ("dead", Some(key), ruby.qnil().as_value()),
         Report::Log(line) => {
             let level = match line.level {
                 Level::Debug => "debug",
@@ -268,104 +215,10 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
                 Level::Warn => "warn",
                 Level::Error => "error",
             };
-            return ruby.yield_values::<_, Value>((ruby.to_symbol(level), (), line.text.as_str())).map(drop);
+            (level, None, line.text.into_value_with(ruby))
         }
     };
-    let Some(released) = owners::release(owner, jobs) else { return Ok(()) };
-    let connection = ruby.get_inner(released.connection);
-    match report {
-        Report::Ack { accepted_max, .. } => tell(ruby, "ack", connection, accepted_max)?,
-        Report::Overflow { dropped, .. } => tell(ruby, "overflow", connection, dropped)?,
-        Report::Dead { .. } => tell(ruby, "dead", connection, ())?,
-        Report::Gone { .. } | Report::Log(_) => {}
-    }
-    if released.idle && released.awaited {
-        tell(ruby, "idle", connection, ())?;
-    }
-    Ok(())
-}
-
-fn tell(ruby: &Ruby, what: &'static str, connection: Value, detail: impl IntoValue) -> Result<(), Error> {
-    ruby.yield_values::<_, Value>((ruby.to_symbol(what), connection, detail.into_value_with(ruby))).map(drop)
-}
-
-/// The outlet that the seam gave to this connection, if it has one.
-fn outlet_of<'a>(ruby: &Ruby, connection: Value) -> Option<&'a Outlet> {
-    if rb_sys::SPECIAL_CONST_P(connection.as_raw()) {
-        return None;
-    }
-    // SAFETY: reading an instance variable of an object on the heap; that neither raises nor calls Ruby.
-    let value =
-        unsafe { Value::from_raw(rb_sys::rb_ivar_get(connection.as_raw(), OUTLET.into_id_with(ruby).as_raw())) };
-    if value.is_nil() {
-        return None;
-    }
-    <&Outlet>::try_convert(value).ok()
-}
-
-fn is_closed(io: Value) -> Result<bool, Error> {
-    // SAFETY: `io` is an IO; an uninitialized one raises, which `protect` catches.
-    protect(|| unsafe { rb_sys::rb_io_closed_p(io.as_raw()) }).map(|closed| closed == rb_sys::Qtrue as rb_sys::VALUE)
-}
-
-/// The frames of the envelopes; all of them, or an error and nothing happened.
-fn frames_of(ruby: &Ruby, envelopes: RArray, encoder: Value) -> Result<Vec<Arc<Frame>>, Error> {
-    let mut frames = Vec::with_capacity(envelopes.len());
-    let mut index = 0;
-    // The length is asked again each time: what is called in between may change the array.
-    while index < envelopes.len() {
-        let envelope: Value = envelopes.entry(index as isize)?;
-        let frame = match owners::frame_of(envelope) {
-            Some(frame) => frame,
-            None => make_frame(ruby, envelope, encoder)?,
-        };
-        frames.push(frame);
-        index += 1;
-    }
-    Ok(frames)
-}
-
-/// Makes the bytes of an envelope, with pgbus's own method.
-fn make_frame(ruby: &Ruby, envelope: Value, encoder: Value) -> Result<Arc<Frame>, Error> {
-    if !envelope.respond_to(*MSG_ID, false)? {
-        let class = ruby.exception_type_error();
-        return Err(Error::new(class, format!("each of envelopes must respond to msg_id, got {}", envelope.inspect())));
-    }
-    let msg_id: Value = envelope.funcall(*MSG_ID, ())?;
-    let negative = match i64::try_convert(msg_id) {
-        Ok(number) => number < 0,
-        Err(_) => msg_id.is_kind_of(ruby.class_integer()) && msg_id.funcall("negative?", ())?,
-    };
-    if negative {
-        return Err(Error::new(
-            ruby.exception_arg_error(),
-            format!(
-                "OutboundPump received an ephemeral (negative msg_id) envelope ({msg_id}); ephemeral fanout must stay \
-                 inline on the dispatcher thread"
-            ),
-        ));
-    }
-    let msg_id_number = msg_id_of(ruby, msg_id)?;
-    let encoded: Value = encoder.funcall(*CALL, (msg_id, envelope))?;
-    let body = match RString::from_value(encoded) {
-        // SAFETY: the bytes are copied before anything of Ruby runs.
-        Some(bytes) => Ok(unsafe { bytes.as_slice() }.into()),
-        None => Err(encoded.to_string()),
-    };
-    let frame = Arc::new(Frame { msg_id: msg_id_number, body });
-    if envelope.is_frozen() {
-        owners::remember(envelope, &frame);
-    }
-    Ok(frame)
-}
-
-/// Milliseconds as any real number; a deadline that is over from the start lets a write be tried once.
-fn deadline_of(ruby: &Ruby, deadline_ms: Value) -> Result<Duration, Error> {
-    let milliseconds = f64::try_convert(deadline_ms).ok().filter(|number| !number.is_nan()).ok_or_else(|| {
-        let class: ExceptionClass = ruby.exception_arg_error();
-        Error::new(class, format!("deadline_ms must be a number of milliseconds, got {}", deadline_ms.inspect()))
-    })?;
-    Ok(Duration::try_from_secs_f64(milliseconds.max(0.0) / 1000.0).unwrap_or(Duration::MAX))
+    ruby.yield_values::<_, Value>((ruby.to_symbol(what), key, detail)).map(drop)
 }
 
 fn system_call_error(ruby: &Ruby, error: &std::io::Error) -> Error {
@@ -382,14 +235,14 @@ fn system_call_error(ruby: &Ruby, error: &std::io::Error) -> Error {
 pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
     let class = module.define_class("Writers", ruby.class_object())?;
     class.undef_default_alloc_func();
-    class.define_singleton_method("new", function!(Writers::new, 3))?;
+    class.define_singleton_method("new", function!(Writers::new, 4))?;
     class.define_method("usable?", method!(Writers::is_usable, 0))?;
     class.define_method("start", method!(Writers::start, 0))?;
     class.define_method("stop", method!(Writers::stop, 0))?;
     class.define_method("alive?", method!(Writers::is_alive, 0))?;
     class.define_method("join", method!(Writers::join, 2))?;
-    class.define_method("busy?", method!(Writers::is_busy, 1))?;
-    class.define_method("post", method!(Writers::post, 5))?;
+    class.define_method("adopt", method!(Writers::adopt, 3))?;
+    class.define_method("post", method!(Writers::post, 4))?;
     class.define_method("report", method!(Writers::report, 0))?;
     class.define_method("close", method!(Writers::close, 0))?;
     class.define_method("stats", method!(Writers::stats, 0))

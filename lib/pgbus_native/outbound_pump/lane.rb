@@ -9,9 +9,6 @@ module PgbusNative
         WAKE = Object.new.freeze
         private_constant :COUNTS, :WAKE
 
-        # @return [Thread, nil]
-        attr_reader :thread
-
         def initialize(limit, overflow, outcome)
           @limit = limit
           @overflow = overflow
@@ -20,11 +17,22 @@ module PgbusNative
           @ready = Thread::Queue.new
           # A connection is here from its first job until its last one is done.
           @backlogs = {}.compare_by_identity
-          @held = {}.compare_by_identity
           @overflowed = {}.compare_by_identity
           @counts = COUNTS.dup
           @running = false
+          @helper = HelperThread.new("pgbus-pump-ruby", outcome.guard) { work }
+          # From the start of its thread until that has seen that nothing is left to do.
+          @serving = false
         end
+
+        # @return [Thread, nil] the one that lives
+        def thread = @helper.thread
+
+        # @return [Integer] how often the thread came back
+        def restarts = @helper.restarts
+
+        # @return [Boolean] whether its thread has ended within these seconds
+        def join(seconds) = @helper.join(seconds)
 
         def start
           @mutex.synchronize do
@@ -33,12 +41,13 @@ module PgbusNative
           end
         end
 
+        # Takes no lock, so that a signal handler can call it.
         def stop
-          @mutex.synchronize { @running = false }
+          @running = false
           @ready << WAKE
         end
 
-        def post(job, held:)
+        def post(job)
           connection = job.connection
           drops = 0
           refused = false
@@ -50,7 +59,7 @@ module PgbusNative
             backlog = @backlogs[connection]
             unless backlog
               backlog = @backlogs[connection] = Backlog.new(@limit, @overflow)
-              held ? @held[connection] = true : @ready << connection
+              @ready << connection
             end
             drops, refused = add(backlog, job)
             need_thread if @running
@@ -61,26 +70,27 @@ module PgbusNative
 
         def busy?(connection) = @mutex.synchronize { @backlogs.key?(connection) }
 
-        def release(connection)
-          @mutex.synchronize { @ready << connection if @held.delete(connection) }
-        end
+        # Takes no lock, so that a signal handler can call it.
+        def waiting = @backlogs.values.sum(&:frames)
 
-        def waiting = @mutex.synchronize { @backlogs.each_value.sum(&:frames) }
-
-        def counts = @mutex.synchronize { @counts.dup }
+        # Takes no lock, so that a signal handler can call it.
+        def counts = @counts.dup
 
         private
 
         def need_thread
-          @thread = Thread.new { run } unless @thread&.alive?
+          return if @serving && @helper.alive?
+
+          @helper.start
+          @serving = true
         end
 
         # @return [Array<(Integer, Boolean)>] jobs dropped, and whether the connection is to end
         def add(backlog, job)
-          dropped = backlog.push(job, job.envelopes.size)
-          drops = dropped ? dropped.size : backlog.size + 1
+          dropped = backlog.push(job)
+          drops = dropped || (backlog.size + 1)
           unless dropped
-            backlog.shift until backlog.size.zero?
+            nil while backlog.shift
             @overflowed[job.connection] = true
           end
           drops.times { count_drop(job) }
@@ -94,18 +104,19 @@ module PgbusNative
           @outcome.log(:warn, "dropped #{count} job(s) under buffer_limit=#{@limit} (connection #{job.connection.id})")
         end
 
-        def run
-          until ended?
-            connection = @ready.pop
-            take_turn(connection) unless connection.equal?(WAKE)
-          end
+        # One turn.
+        def work
+          return false if ended?
+
+          connection = @ready.pop
+          take_turn(connection) unless connection.equal?(WAKE)
+          true
         end
 
-        # Nothing waits any more but what is held.
         def ended?
           @mutex.synchronize do
-            ended = !@running && @backlogs.size == @held.size
-            @thread = nil if ended
+            ended = !@running && @backlogs.empty?
+            @serving = false if ended
             ended
           end
         end
@@ -131,23 +142,38 @@ module PgbusNative
           connection = job.connection
           return if connection.dead?
 
-          written = connection.enqueue(job.envelopes, deadline_ms: job.deadline_ms)
-          count(:written, written.size)
-          if connection.dead?
-            dead(connection)
-          else
-            count(:acks, 1)
-            @outcome.ack(connection, accepted_max(job, written))
+          begin
+            frames, accepted_max = write(job)
+            alive = frames && !connection.dead?
+            written(connection, frames, accepted_max) if alive
+          ensure
+            dead(connection) unless alive # whatever ended the write may have torn a frame
           end
-        rescue StandardError => e
-          @outcome.log(:error, "write failed for #{connection.id}: #{e.class}: #{e.message}")
-          dead(connection)
+        end
+
+        # @return [Array<(Integer, Integer)>, nil] frames written and what is acknowledged; nil if the connection raised
+        def write(job)
+          written = HelperThread.interruptibly { job.connection.enqueue(job.envelopes, deadline_ms: job.deadline_ms) }
+          [written.size, accepted_max(job, written)]
+        rescue SystemExit
+          raise
+        rescue Exception => e
+          @outcome.log(:error) { "write failed for #{job.connection.id}: #{e.class}: #{e.message}" }
+          nil
+        end
+
+        def written(connection, frames, accepted_max)
+          count(:written, frames)
+          count(:acks, 1)
+          @outcome.ack(connection, accepted_max)
         end
 
         def accepted_max(job, written)
-          return job.batch_max if job.envelopes.empty?
+          connection = job.connection
+          # What a native connection took is not in its socket yet.
+          return connection.last_msg_id_sent if connection.respond_to?(:native_outlet) && connection.native_outlet
 
-          written.map(&:msg_id).max || job.connection.last_msg_id_sent
+          job.batch_max || written.map(&:msg_id).max || connection.last_msg_id_sent
         end
 
         def dead(connection)

@@ -1,45 +1,46 @@
 # frozen_string_literal: true
 
+require_relative "../guard"
+
 module PgbusNative
   class OutboundPump
     # Tells the dispatcher what became of jobs and connections. Whatever goes wrong there is logged and survived.
     class Outcome
       PREFIX = "[Pgbus::Streamer::OutboundPump]"
 
+      # @return [Guard] of all foreign code that the pump calls
+      attr_reader :guard
+
       def initialize(pump, ack_queue, on_dead, logger)
         @pump = pump
         @ack_queue = ack_queue
         @on_dead = on_dead
-        @logger = logger
+        @guard = Guard.new(logger, PREFIX)
       end
 
       # Everything up to `accepted_max` is in the socket.
       def ack(connection, accepted_max)
-        @ack_queue << Pgbus::Web::Streamer::StreamEventDispatcher::WriteAckMessage.new(connection:, accepted_max:)
-      rescue StandardError => e
-        log(:debug, "ack for #{connection.id} was not taken: #{e.class}: #{e.message}")
+        ack = Pgbus::Web::Streamer::StreamEventDispatcher::WriteAckMessage.new(connection:, accepted_max:)
+        @guard.call("ack_queue") { @ack_queue << ack }
       end
 
-      # The pump found the connection dead.
+      # The pump found the connection dead. Each step is made even if the thread is killed in the one before it.
       def dead(connection)
-        connection.mark_dead!
-        @on_dead.call(connection)
-      rescue StandardError => e
-        log(:debug, "on_dead failed: #{e.class}: #{e.message}")
+        @guard.call("mark_dead!") { connection.mark_dead! }
       ensure
-        Notifications.publish(:dead, logger: @logger, pump: @pump, connection:)
+        begin
+          @guard.call("on_dead") { @on_dead.call(connection) }
+        ensure
+          Notifications.publish(:dead, guard: @guard, pump: @pump, connection:)
+        end
       end
 
       # More frames waited for the connection than may; so many jobs were dropped.
       def overflow(connection, dropped, policy)
-        Notifications.publish(:overflow, logger: @logger, pump: @pump, connection:, dropped:, policy:)
+        Notifications.publish(:overflow, guard: @guard, pump: @pump, connection:, dropped:, policy:)
       end
 
-      def log(level, text)
-        @logger.public_send(level) { "#{PREFIX} #{text}" }
-      rescue StandardError
-        # A logger that fails must not take a thread with it.
-      end
+      def log(...) = @guard.log(...)
     end
     private_constant :Outcome
   end

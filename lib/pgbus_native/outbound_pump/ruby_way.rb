@@ -22,17 +22,14 @@ module PgbusNative
         @lanes.each(&:start)
       end
 
-      # Takes a job. With `held`, it and those after it wait for {#release}.
-      def post(connection, envelopes, batch_max, deadline_ms, held:)
+      # Takes a job.
+      def post(connection, envelopes, batch_max, deadline_ms)
         job = Job.new(connection:, envelopes: envelopes.to_a.dup.freeze, batch_max:, deadline_ms:)
-        lane_of(connection).post(job, held:)
+        lane_of(connection).post(job)
       end
 
       # Whether a job of this connection waits here or is being written.
       def busy?(connection) = lane_of(connection).busy?(connection)
-
-      # Lets a connection go on whose jobs were held.
-      def release(connection) = lane_of(connection).release(connection)
 
       # Lets the threads end as soon as nothing waits.
       def stop
@@ -41,7 +38,16 @@ module PgbusNative
       end
 
       # @return [Array<Thread>] those that live
-      def threads = @lanes.filter_map(&:thread).select(&:alive?)
+      def threads = @lanes.filter_map(&:thread)
+
+      # Waits for those that live.
+      #
+      # @param seconds [Numeric] for each
+      # @return [Integer] how many did not end in time
+      def join(seconds) = @lanes.count { |lane| !lane.join(seconds) }
+
+      # @return [Integer] how often a thread came back that was killed
+      def restarts = @lanes.sum(&:restarts)
 
       # @return [Integer] frames that wait
       def waiting = @lanes.sum(&:waiting)

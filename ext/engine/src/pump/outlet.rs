@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::pump::Pump;
 use super::queue::{Item, Job, Overflowed, Posted, Queue};
 use super::report::Report;
 use super::shared::{lock_ignoring_poison, Shared};
@@ -127,9 +128,14 @@ impl Outlet {
         self.inner().queue.cursor()
     }
 
-    /// Whether the connection has this durable message, or it waits.
-    pub fn has(&self, msg_id: i64) -> bool {
-        self.inner().queue.has(msg_id)
+    /// The highest durable position that the connection has or that waits for it.
+    pub fn queued_to(&self) -> i64 {
+        self.inner().queue.queued_to()
+    }
+
+    /// Whether this is a connection of that pump.
+    pub fn belongs_to(&self, pump: &Pump) -> bool {
+        Arc::ptr_eq(&self.shared, pump.shared())
     }
 
     /// How long ago the last frame was whole in the socket, or the connection was taken in.

@@ -39,11 +39,14 @@ impl Pump {
     /// `id` is its name in log lines; `cursor` is the last durable position that the browser has.
     ///
     /// # Errors
-    /// Those of [`inherit::open`], and on Apple's systems those of `setsockopt(2)`.
-    pub fn adopt(&self, id: String, cursor: i64, socket: OwnedFd) -> io::Result<Arc<Outlet>> {
+    /// The socket comes back if its number is too high for [`inherit::keep`], or if it can't be told to raise no SIGPIPE
+    /// where the system has to be told so.
+    pub fn adopt(&self, id: String, cursor: i64, socket: OwnedFd) -> Result<Arc<Outlet>, OwnedFd> {
         #[cfg(target_vendor = "apple")]
-        socket2::SockRef::from(&socket).set_nosigpipe(true)?;
-        let socket = inherit::open(|| Ok(socket))?;
+        if socket2::SockRef::from(&socket).set_nosigpipe(true).is_err() {
+            return Err(socket);
+        }
+        let socket = inherit::keep(socket)?;
         let key = self.last_key.fetch_add(1, Relaxed);
         Ok(Arc::new(Outlet::new(Arc::clone(&self.shared), key, id, cursor, socket)))
     }
@@ -104,7 +107,6 @@ impl Pump {
         self.shared.report(Vec::new());
     }
 
-    #[cfg(test)]
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -43,10 +43,13 @@ impl Item {
 /// Frames that are acknowledged together.
 #[derive(Debug)]
 pub struct Job {
-    /// In the order in which they leave. Those that the connection has, or that wait for it, are left out.
+    /// In the order in which they leave. Those that the connection has, or that wait for it, are passed over.
     pub items: Vec<Item>,
-    /// What is acknowledged when the job has no items.
-    pub batch_max: i64,
+    /// The lowest position of the messages that belong to the job but are not among its items, since
+    /// [`super::Outlet::queued_to`] says that the connection has them or that they wait.
+    pub known_from: Option<i64>,
+    /// What is acknowledged; None: the cursor that the job comes to.
+    pub batch_max: Option<i64>,
     /// How long the socket may take no byte before the connection is given up.
     pub deadline: Duration,
 }
@@ -71,9 +74,9 @@ enum Entry {
 /// What an acknowledgement says when its turn comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Accepted {
-    /// The highest of the jobs that had no items at all.
+    /// The highest of the jobs that say so themselves.
     batch_max: i64,
-    /// Whether there was a job that had some: the cursor is what they came to.
+    /// Whether there was a job that says the cursor.
     cursor: bool,
 }
 
@@ -149,6 +152,11 @@ impl Queue {
         self.cursor
     }
 
+    /// The highest durable position that the connection has or that waits.
+    pub fn queued_to(&self) -> i64 {
+        self.queued_to
+    }
+
     /// Whether the connection has this durable message, or it waits.
     pub fn has(&self, msg_id: i64) -> bool {
         msg_id <= self.queued_to
@@ -213,14 +221,14 @@ impl Queue {
         if waiting > 0 && new > 0 && waiting + new > limit.frames {
             match limit.overflow {
                 Overflow::Disconnect => return Posted::Overflowed(Overflowed { jobs: self.jobs() + 1 }),
-                Overflow::DropOldest => dropped = self.drop_oldest(&job.items, waiting + new - limit.frames),
+                Overflow::DropOldest => dropped = self.drop_oldest(job.known_from, waiting + new - limit.frames),
             }
         }
         self.last_job += 1;
         let number = self.last_job;
-        let accepted = match job.items.is_empty() {
-            true => Accepted { batch_max: job.batch_max, cursor: false },
-            false => Accepted { batch_max: i64::MIN, cursor: true },
+        let accepted = match job.batch_max {
+            Some(batch_max) => Accepted { batch_max, cursor: false },
+            None => Accepted { batch_max: i64::MIN, cursor: true },
         };
         for item in job.items {
             if item.msg_id().is_none_or(|msg_id| !self.has(msg_id)) {
@@ -315,35 +323,34 @@ impl Queue {
         matches!(entry, Entry::Item { job: Some(job), .. } if *job > self.begun_job)
     }
 
-    /// Drops the oldest jobs until `excess` frames are gone or no job is left that has not begun. Where `posted` brings
-    /// dropped frames again, all of them go, so that it can take their place whole. Returns how many jobs are lost.
-    fn drop_oldest(&mut self, posted: &[Item], mut excess: usize) -> usize {
-        let again = |item: &Item| posted.iter().any(|other| other.msg_id() == item.msg_id());
-        let (mut drop_to, mut comes_again) = (self.begun_job, false);
-        for entry in &self.entries {
-            let Entry::Item { item, job: Some(job), .. } = entry else { continue };
-            if *job > self.begun_job && (*job == drop_to || excess > 0 || comes_again) {
-                drop_to = *job;
-                excess = excess.saturating_sub(1);
-                comes_again = comes_again || again(item);
+    /// Drops the oldest jobs that have not begun, until `excess` frames are gone. A job with messages from `known_from`
+    /// on stays: whoever posts them again would not post them a third time. Returns how many jobs are dropped.
+    fn drop_oldest(&mut self, known_from: Option<i64>, mut excess: usize) -> usize {
+        let (mut drop_to, mut jobs) = (self.begun_job, 0);
+        let first_known = known_from.and_then(|from| {
+            self.entries.iter().find(|entry| position(entry).is_some_and(|msg_id| msg_id >= from)).and_then(number)
+        });
+        for entry in self.entries.iter().filter(|entry| self.is_droppable(entry)) {
+            let Some(job) = number(entry) else { continue };
+            if job != drop_to {
+                if excess == 0 || first_known.is_some_and(|known| known <= job) {
+                    break;
+                }
+                drop_to = job;
+                jobs += 1;
             }
+            excess = excess.saturating_sub(1);
         }
-        let mut lost = Vec::new();
         let begun_job = self.begun_job;
         for entry in std::mem::take(&mut self.entries) {
             match &entry {
-                Entry::Item { item, job: Some(job), .. } if *job > begun_job && *job <= drop_to => {
-                    self.subtract(item);
-                    if !again(item) && lost.last() != Some(job) {
-                        lost.push(*job);
-                    }
-                }
+                Entry::Item { item, job: Some(job), .. } if *job > begun_job && *job <= drop_to => self.subtract(item),
                 Entry::Ack { job, .. } if *job > begun_job && *job <= drop_to => {}
                 _ => self.entries.push_back(entry),
             }
         }
         self.queued_to = self.entries.iter().filter_map(position).max().unwrap_or(self.cursor).max(self.cursor);
-        lost.len()
+        jobs
     }
 
     fn add(&mut self, item: Item, deadline: Duration, job: Option<u64>) {
@@ -398,6 +405,13 @@ impl Queue {
             acks.extend(std::iter::repeat_n(accepted_max, *jobs));
             self.entries.pop_front();
         }
+    }
+}
+
+fn number(entry: &Entry) -> Option<u64> {
+    match entry {
+        Entry::Item { job, .. } => *job,
+        _ => None,
     }
 }
 

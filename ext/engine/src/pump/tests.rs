@@ -45,7 +45,7 @@ impl Client {
 
     /// Has a frame that is partly in the socket.
     fn stall(&mut self, deadline: Duration) {
-        self.outlet.post(Job { items: vec![item(1, vec![b'x'; LARGE])], batch_max: 0, deadline });
+        self.outlet.post(Job { deadline, ..large_job(1) });
         assert_eq!(self.read_exactly(1), "x");
     }
 }
@@ -55,7 +55,15 @@ fn item(msg_id: impl Into<Option<i64>>, bytes: impl Into<Vec<u8>>) -> Item {
 }
 
 fn job(ids: impl IntoIterator<Item = i64>) -> Job {
-    Job { items: ids.into_iter().map(|id| item(id, format!("{id};"))).collect(), batch_max: 0, deadline: LONG }
+    job_of(ids.into_iter().map(|id| item(id, format!("{id};"))).collect())
+}
+
+fn job_of(items: Vec<Item>) -> Job {
+    Job { items, known_from: None, batch_max: None, deadline: LONG }
+}
+
+fn large_job(msg_id: i64) -> Job {
+    job_of(vec![item(msg_id, vec![b'x'; LARGE])])
 }
 
 fn started(writers: usize, limit: Limit) -> Pump {
@@ -86,7 +94,7 @@ fn everything_leaves_in_the_order_in_which_it_was_handed_over() {
     let mut client = Client::new(&pump, "a", 0);
     client.outlet.post(job(1..=2));
     client.outlet.push(item(None, "ephemeral;"), LONG);
-    client.outlet.post(job([]));
+    client.outlet.post(Job { batch_max: Some(0), ..job([]) });
     client.outlet.push(item(3, "3;"), LONG);
     client.outlet.post(job([3, 4]));
     assert_eq!(client.read_exactly(18), "1;2;ephemeral;3;4;");
@@ -141,10 +149,6 @@ fn a_browser_that_takes_no_byte_is_given_up_once_and_delays_no_other() {
     assert_eq!(stalled.outlet.post(job([3])), Handed::Closed);
     assert!(stop(&pump));
     assert_eq!((pump.stats().dead.get(), pump.stats().connections.get()), (1, 1));
-}
-
-fn large_job(msg_id: i64) -> Job {
-    Job { items: vec![item(msg_id, vec![b'x'; LARGE])], batch_max: 0, deadline: LONG }
 }
 
 #[test]
@@ -251,7 +255,7 @@ fn a_broken_message_ends_the_connection_at_its_turn() {
     let pump = started(1, NO_LIMIT);
     let mut client = Client::new(&pump, "a", 0);
     let broken = Item::Broken { msg_id: Some(2), reason: "ArgumentError: bad".into() };
-    client.outlet.post(Job { items: vec![item(1, "1;"), broken], batch_max: 0, deadline: LONG });
+    client.outlet.post(job_of(vec![item(1, "1;"), broken]));
     assert_eq!(client.read_to_eof(), b"1;");
     assert_eq!(reports(&pump, 1), [Report::Dead { key: client.outlet.key() }]);
     assert_eq!(client.outlet.cursor(), 1);
@@ -349,7 +353,7 @@ proptest! {
                 }
                 items.push(item(id, body));
             }
-            client.outlet.post(Job { items, batch_max: 0, deadline: LONG });
+            client.outlet.post(job_of(items));
         }
         let (mut seen, mut sizes) = (Vec::new(), reads.into_iter().cycle());
         while seen.len() < expected.len() {

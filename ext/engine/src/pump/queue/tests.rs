@@ -12,7 +12,18 @@ fn frame(msg_id: impl Into<Option<i64>>, length: usize) -> Arc<Frame> {
 }
 
 fn job(ids: impl IntoIterator<Item = i64>) -> Job {
-    Job { items: ids.into_iter().map(|id| Item::Frame(frame(id, 10))).collect(), batch_max: 0, deadline: LONG }
+    let items = ids.into_iter().map(|id| Item::Frame(frame(id, 10))).collect();
+    Job { items, known_from: None, batch_max: None, deadline: LONG }
+}
+
+/// As the binding makes it: without what is known.
+fn job_for(queue: &Queue, ids: impl IntoIterator<Item = i64>) -> Job {
+    let (known, new): (Vec<_>, Vec<_>) = ids.into_iter().partition(|id| queue.has(*id));
+    Job { known_from: known.first().copied(), ..job(new) }
+}
+
+fn empty_job(batch_max: i64) -> Job {
+    Job { batch_max: Some(batch_max), ..job([]) }
 }
 
 fn fleeting(length: usize) -> Item {
@@ -52,7 +63,7 @@ fn jobs_without_anything_new_are_acknowledged_in_their_turn_and_take_no_room() {
     queue.post(job([1]), NO_LIMIT);
     for batch_max in 7..1000 {
         queue.post(job([1]), NO_LIMIT);
-        queue.post(Job { items: Vec::new(), batch_max, deadline: LONG }, NO_LIMIT);
+        queue.post(empty_job(batch_max), NO_LIMIT);
     }
     assert_eq!(queue.entries.len(), 2);
     let (left, acks) = drain(&mut queue);
@@ -62,7 +73,7 @@ fn jobs_without_anything_new_are_acknowledged_in_their_turn_and_take_no_room() {
 #[test]
 fn a_job_without_items_is_acknowledged_with_its_batch_max_and_one_whose_items_are_known_with_the_cursor() {
     let mut queue = Queue::new(9);
-    for (job, accepted_max) in [(Job { items: Vec::new(), batch_max: 5, deadline: LONG }, 5), (job([8, 9]), 9)] {
+    for (job, accepted_max) in [(empty_job(5), 5), (job([8, 9]), 9)] {
         queue.post(job, NO_LIMIT);
         assert_eq!(drain(&mut queue), (vec![], vec![accepted_max]));
     }
@@ -125,10 +136,11 @@ fn a_job_that_has_begun_is_neither_counted_nor_dropped() {
 fn what_a_job_brings_again_is_not_lost_by_making_room_for_it() {
     let limit = Limit { frames: 4, overflow: Overflow::DropOldest };
     let mut queue = Queue::new(0);
-    queue.post(job(1..=2), limit);
-    queue.post(job(1..=4), limit);
-    assert_eq!(queue.post(job(1..=6), limit), Posted::Waits { dropped: 0 });
-    assert_eq!(drain(&mut queue).0, (1..=6).map(Some).collect::<Vec<_>>());
+    for (ids, dropped) in [(1..=2, 0), (1..=4, 0), (3..=6, 1), (4..=8, 0)] {
+        let job = job_for(&queue, ids);
+        assert_eq!(queue.post(job, limit), Posted::Waits { dropped });
+    }
+    assert_eq!(drain(&mut queue).0, (3..=8).map(Some).collect::<Vec<_>>());
 }
 
 #[test]
@@ -221,7 +233,8 @@ proptest! {
                     let from = (last + from).max(1);
                     last = last.max(from + count - 1);
                     posts += 1;
-                    if let Posted::Waits { dropped } = queue.post(job(from..from + count), limit) {
+                    let job = job_for(&queue, from..from + count);
+                    if let Posted::Waits { dropped } = queue.post(job, limit) {
                         lost += dropped;
                     }
                 }
