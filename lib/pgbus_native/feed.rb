@@ -2,11 +2,14 @@
 
 require "json"
 require_relative "feed/audience"
-require_relative "feed/recipes"
+require_relative "feed/dispatcher_patch"
+require_relative "feed/instance_patch"
 require_relative "feed/obstacle"
+require_relative "feed/recipes"
 require_relative "guard"
 require_relative "helper_thread"
 require_relative "live"
+require_relative "words"
 
 module PgbusNative
   # What brings messages from the database to a worker's browsers: a thread of Rust that hears wakes, reads rows and hands
@@ -29,6 +32,15 @@ module PgbusNative
     class << self
       # @return [String, nil] why the streamer that was built last has no feed
       attr_accessor :obstacle
+
+      # Streamers that are built from now on have a feed, where that can be.
+      #
+      # @param streamer [Module] `Pgbus::Web::Streamer`
+      # @return [void]
+      def install(streamer)
+        InstancePatch.install(streamer.const_get(:Instance))
+        streamer.const_get(:StreamEventDispatcher).prepend(DispatcherPatch)
+      end
     end
 
     # @return [String, nil] the hub's socket

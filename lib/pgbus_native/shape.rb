@@ -29,16 +29,45 @@ module PgbusNative
 
     CONFIGURATION = %i[streams_connection_options streams_dispatch_queue_limit streams_listen_health_check_ms].freeze
 
+    # What the feed relies on in the dispatcher and the streamer around it.
+    DISPATCHER = {
+      handle: "_", notify_queue_name_for: "_", monotonic_ms: "", presence_join: "_ _", release_ar_connections: "",
+      record_stat: "event_type: started_at: stream_name: [ephemeral:] [fanout:]", start: "", stop: ""
+    }.freeze
+
+    DISPATCHER_STATE = %i[@filters @logger @registry @stream_counter].freeze
+
+    INSTANCE = { build_listener: "_ _", register: "_" }.freeze
+
+    REGISTRY = { connections_for: "_", empty?: "_", register: "_", unregister: "_" }.freeze
+
+    COUNTER = { increment_broadcasts: "_", increment_connections: "_", increment_total_connections: "_" }.freeze
+
+    CLIENT = { config: "", read_after: "_ after_id: [limit:]", shared_connection?: "" }.freeze
+
+    FEED_CONFIGURATION = %i[queue_name streams_connection_options streams_fanout_write_deadline_ms
+                            streams_listen_health_check_ms streams_listen_scope streams_pool_autoscale
+                            streams_pool_connection_options streams_write_deadline_ms streams_writer_threads].freeze
+
+    # Messages whose frames must have the same bytes.
+    MESSAGES = ["", "plain", "a\nb\r\nc\rd\n", "\n", "é \u2028 \u{1F600} \0 </script>", "id: 7", " leading"].freeze
+    EVENTS = [nil, "presence", " padded ", "two\nlines", ""].freeze
+    private_constant :MESSAGES, :EVENTS
+
     # Not as expected; the message says what.
     class Difference < StandardError; end
     private_constant :Difference
 
     class << self
-      # @param name [Symbol] `:OutboundPump` or `:MasterHub`
+      # @param name [Symbol] `:OutboundPump`, `:MasterHub` or `:StreamEventDispatcher`
       # @param streamer [Module] `Pgbus::Web::Streamer`
       # @return [String, nil] the first difference, for a person
       def difference(name, streamer)
-        name == :OutboundPump ? outbound_pump(streamer) : master_hub(streamer)
+        case name
+        when :OutboundPump then outbound_pump(streamer)
+        when :MasterHub then master_hub(streamer)
+        else feed(streamer)
+        end
         nil
       rescue StandardError => e
         e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
@@ -62,6 +91,39 @@ module PgbusNative
         same "a frame of HubProtocol", frame.b, "\0\0\0\x14{\"t\":\"ack\",\"q\":\"é\"}".b
         CONFIGURATION.each do |setting|
           same "Configuration##{setting}", ::Pgbus::Configuration.public_method_defined?(setting), true
+        end
+      end
+
+      def feed(streamer)
+        dispatcher = streamer::StreamEventDispatcher
+        signatures dispatcher, DISPATCHER
+        dispatcher_state dispatcher
+        signatures streamer::Instance, INSTANCE
+        signatures streamer::Registry, REGISTRY
+        signatures streamer::StreamCounter, COUNTER
+        members dispatcher::ConnectMessage, %i[connection]
+        members streamer::Listener::WakeMessage, %i[queue_name payload]
+        CLIENT.each { |name, text| signature "Client##{name}", ::Pgbus::Client.instance_method(name), text }
+        FEED_CONFIGURATION.each do |setting|
+          same "Configuration##{setting}", ::Pgbus::Configuration.public_method_defined?(setting), true
+        end
+        frames
+      end
+
+      # A dispatcher starts nothing before it is asked to.
+      def dispatcher_state(dispatcher)
+        probe = dispatcher.new(client: nil, registry: nil, listener: nil, dispatch_queue: nil)
+        DISPATCHER_STATE.each { |name| same "StreamEventDispatcher's #{name}", probe.instance_variable_defined?(name), true }
+      end
+
+      # Byte by byte what pgbus makes of a message.
+      def frames
+        MESSAGES.product(EVENTS) do |html, event|
+          row = JSON.generate({ html:, event: }.compact)
+          kept = event.to_s.strip
+          kept = ::Pgbus::Streams::DEFAULT_SSE_EVENT if kept.empty? || kept.match?(/[\r\n]/)
+          known = ::Pgbus::Streams::Envelope.message(id: 7, event: kept, data: html)
+          same "the frame of #{row}", Feed::Engine.frame_of_row(7, row).b, known.b
         end
       end
 

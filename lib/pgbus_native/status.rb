@@ -9,13 +9,15 @@ module PgbusNative
   #     extension: { loaded: true, ruby: "Ruby 3.3.8 x86_64-linux", path: "...", error: nil },
   #     installed: true,
   #     reason: nil,                            # why nothing is installed
-  #     classes: { OutboundPump: { native: true, waiting: false, reason: nil }, MasterHub: { ... } } }
+  #     classes: { OutboundPump: { native: true, waiting: false, reason: nil }, MasterHub: { ... } },
+  #     feed: { native: true, waiting: false, reason: nil } }
   #
-  # `waiting`: it will be native when pgbus loads its streamer, which a process that never streams never does.
+  # `waiting`: it will be native when pgbus loads its streamer, which a process that never streams never does; the feed,
+  # when the first browser comes.
   class Status < Hash
     # @return [String]
     def to_s
-      [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }].join("\n")
+      [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }, feed_line].join("\n")
     end
 
     private
@@ -29,6 +31,15 @@ module PgbusNative
       extension = self[:extension]
       loaded = extension[:loaded] ? "loaded, #{extension[:path]}" : "not loaded#{": #{extension[:error]}" if extension[:error]}"
       "  extension     #{loaded} (#{extension[:ruby]})"
+    end
+
+    def feed_line
+      feed = self[:feed]
+      text = if feed[:native] then "native"
+             elsif feed[:waiting] then "native as soon as a browser comes"
+             else "pgbus's own dispatcher: #{feed[:reason] || self[:reason]}"
+             end
+      "  feed          #{text}"
     end
 
     def class_line(name, state)

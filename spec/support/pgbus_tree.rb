@@ -27,7 +27,7 @@ class PgbusTree
     "pgbus/version.rb" => %(module Pgbus\n  VERSION = "0.14.1"\nend\n),
     "pgbus/web/streamer.rb" => <<~RUBY,
       require "standin/envelope"
-      %w[connection listener hub_protocol stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
+      %w[database registry connection listener hub_protocol stream_counter stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
       module Pgbus::Web
         module Streamer
         end
@@ -64,6 +64,11 @@ class PgbusTree
             class Instance
               def pump_class = OutboundPump
               def hub_class = MasterHub
+              def register(connection) = nil
+
+              private
+
+              def build_listener(pg_connection, connection_factory) = nil
             end
           end
         end

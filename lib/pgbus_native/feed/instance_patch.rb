@@ -1,7 +1,5 @@
 # frozen_string_literal: true
 
-require_relative "../feed"
-
 module PgbusNative
   class Feed
     # What is prepended to pgbus's `Instance`, a worker's streamer: its listener is a feed, where that can be.
