@@ -27,5 +27,8 @@ mod router;
 mod stream;
 mod tail;
 
+#[cfg(test)]
+mod tests;
+
 pub use events::{Asked, Connect, Input, Limits, Offer, Outlets, Output, Question, QuestionId, ReadId, Reason, Row};
 pub use router::Feed;
