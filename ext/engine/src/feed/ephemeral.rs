@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::browser::{Browsers, Serial};
+use super::browser::{Browser, Browsers, Serial};
 use super::events::{Limits, QuestionId};
 use super::item::{Item, Line, Origin};
 use super::requests::Turn;
@@ -62,8 +62,10 @@ impl Ephemerals {
         self.line.answer(question, verdicts)
     }
 
-    /// Browsers that a message is for.
+    /// Browsers that get a message.
     pub fn recipients(item: &Item, browsers: &Browsers) -> Vec<Serial> {
-        browsers.all().filter(|(serial, browser)| item.is_due(*serial, browser)).map(|(serial, _)| serial).collect()
+        let gets =
+            |(serial, browser): &(Serial, &Browser)| item.is_due(*serial, browser) && item.is_visible(*serial, browser);
+        browsers.all().filter(gets).map(|(serial, _)| serial).collect()
     }
 }

@@ -51,6 +51,9 @@ pub mod trial;
 pub mod wakes;
 mod wanted;
 
+#[cfg(test)]
+mod tests;
+
 pub use events::{Asked, Connect, Input, Limits, Offer, Outlets, Output, Question, QuestionId, ReadId, Reason, Row};
 pub use router::Feed;
 pub use stats::Stats;
