@@ -1,5 +1,6 @@
 # frozen_string_literal: true
 
+require "etc"
 require "pg"
 require "tmpdir"
 require "pgbus_native/connection_options"
@@ -13,7 +14,13 @@ RSpec.describe PgbusNative::ConnectionOptions do
     ENV.replace(before)
   end
 
-  def keywords(options) = described_class.new(options).keywords
+  # All that libpq says, with lists of what the servers have.
+  def keywords(given)
+    options = described_class.new(given)
+    names, hostaddrs, ports, passwords = options.places.transpose
+    lists = { "host" => names, "hostaddr" => hostaddrs, "port" => ports }.transform_values { |list| list.join(",") }
+    { **options.keywords, **lists, "password" => passwords.first }
+  end
 
   it "takes a URL" do
     options = keywords("postgres://bob:s%40cret@one:6000,two:6001/shop?target_session_attrs=read-write&sslmode=require")
@@ -36,7 +43,7 @@ RSpec.describe PgbusNative::ConnectionOptions do
   it "keeps a Hash's variables apart, in their order" do
     options = described_class.new(host: "db", variables: { "search_path" => "a", statement_timeout: 5 })
     expect(options.variables).to eq([%w[search_path a], %w[statement_timeout 5]])
-    expect(options.keywords).to include("host" => "db")
+    expect(options.places.first).to start_with("db")
     expect(options.keywords).not_to include("variables")
   end
 
@@ -67,15 +74,71 @@ RSpec.describe PgbusNative::ConnectionOptions do
     end
   end
 
-  it "names the password file for the engine, without reading it" do
-    ENV["PGPASSFILE"] = "/nowhere/pgpass"
-    expect(keywords("host=db")).to include("passfile" => "/nowhere/pgpass")
-    expect(keywords("host=db passfile=/elsewhere")).to include("passfile" => "/elsewhere")
+  describe "and a password file" do
+    around { |example| Dir.mktmpdir { |folder| (@file = "#{folder}/pgpass") && example.run } }
+
+    def passwords(lines, given)
+      File.write(@file, lines, perm: 0o600)
+      described_class.new("user=bob passfile=#{@file} #{given}").places.map(&:last)
+    end
+
+    it "takes each host's password, as libpq finds it" do
+      lines = "one:*:*:*:first\ntwo:6000:*:bob:second\n10.0.0.1:*:*:*:third\nlocalhost:*:*:*:fourth\n"
+      expect(passwords(lines, "host=one,two,three,,/tmp hostaddr=,,10.0.0.1,10.0.0.1, port=5432,6000,5432,5432,5432"))
+        .to eq(["first", "second", "", "third", ""])
+      expect(passwords(lines, "host=two port=6001")).to eq([""])
+      expect(passwords(lines, "dbname=shop")).to eq(["fourth"])
+      expect(passwords(lines, "host=one,two password=given")).to eq(%w[given given])
+    end
+
+    it "takes bytes that are no UTF-8, a lone backslash and an empty password as libpq does" do
+      expect(passwords("caf\xE9:*:*:*:x\none:*:*:*:s\xE9cret\n".b, "host=one")).to eq(["s\xE9cret".b])
+      expect(passwords("one:*:*:*:secret\\\n", "host=one")).to eq(["secret\\"])
+      expect(passwords("one:*:*:*:\n*:*:*:*:secret\n", "host=one")).to eq([""])
+    end
+
+    it "reads it again each time" do
+      expect(passwords("*:*:*:*:first\n", "host=one")).to eq(["first"])
+      expect(passwords("*:*:*:*:second\n", "host=one")).to eq(["second"])
+    end
   end
 
-  it "says where libpq looks for a server when no host is given" do
-    expect(keywords("dbname=shop")["default_socket_folder"]).to start_with("/")
-    expect(keywords("dbname=shop")).not_to include("host")
+  # Invariant 19: with a root.crt in there, libpq checks certificates.
+  it "finds the folder of certificates where libpq does, also without $HOME" do
+    given = { host: "db", passfile: "/nowhere/pgpass", password: "secret" }
+    ["", nil].each do |home|
+      ENV["HOME"] = home
+      expect(keywords(given)).to include("certificates_folder" => "#{Etc.getpwuid(Process.euid).dir}/.postgresql")
+    end
+    skip "libpq took the passwd entry before version 15" if PG.library_version < 150_000
+    ENV["HOME"] = "/somewhere"
+    expect(keywords(given)).to include("certificates_folder" => "/somewhere/.postgresql")
+  end
+
+  describe "and its hosts" do
+    def hosts(given) = described_class.new("user=bob #{given}").hosts
+
+    it "looks names up, by the C library, and keeps those that have no address" do
+      one, two = hosts("host=localhost,no-such-host.invalid port=6000 password=secret")
+      expect(one).to match(["localhost", nil, include("127.0.0.1").or(include("::1")), nil, "6000", "secret"])
+      expect(two).to match(["no-such-host.invalid", nil, [], /\Acould not translate host name "no-such-host.invalid" to address: ./,
+                            "6000", "secret"])
+    end
+
+    it "looks up nothing that is an address, or where one is given" do
+      expect(hosts("host=10.0.0.1,::1,db hostaddr=,,10.0.0.2").map { |host| host[0..2] })
+        .to eq([["10.0.0.1", nil, ["10.0.0.1"]], ["::1", nil, ["::1"]], ["db", nil, ["10.0.0.2"]]])
+    end
+
+    it "knows folders of Unix sockets, libpq's own one too" do
+      expect(hosts("host=/run/pg,@abstract").map { |host| host[0..2] })
+        .to eq([["/run/pg", "/run/pg", []], ["@abstract", "@abstract", []]])
+      expect(hosts("dbname=shop")).to match([[nil, start_with("/"), [], nil, "5432", ""]])
+    end
+
+    it "takes a name like Compose's" do
+      expect(hosts("host=my_db").first[3]).to include('"my_db"')
+    end
   end
 
   it "leaves sslmode open where the system's roots set its default" do

@@ -263,15 +263,35 @@ RSpec.describe PgbusNative::MasterHub do
   describe "with options that only libpq knows" do
     before { config.database_url = "#{postgres.url}?client_encoding=SQL_ASCII" }
 
-    it "uses pgbus's own Listener, and says so in one line that names the option" do
+    it "has a session over libpq, and says so in one line that names the option" do
       hub.start
       expect(hub.stats).to include(session: :ruby, session_reason: /client_encoding/)
       expect(log.string.lines.grep(/client_encoding/).size).to eq(1)
       chat = worker("chat", "odd\"name")
       notify("chat", "hello")
       notify("chat")
-      expect(chat.wakes(2)).to eq([%w[chat hello], ["chat", nil]])
-      eventually("the log line") { log.string.include?("odd") }
+      notify("odd\"name", "hellö")
+      expect(chat.wakes(3)).to eq([%w[chat hello], ["chat", nil], ["odd\"name", "hellö"]])
+    end
+
+    it "goes on for the others when a name is impossible" do
+      config.database_url = "#{postgres.url}?client_encoding=LATIN1"
+      hub.start
+      chat = worker("nul\0", "漢字", "chat", "café")
+      notify("café", "1")
+      notify("chat", "2")
+      expect(chat.wakes(2)).to eq([%w[café 1], %w[chat 2]])
+      eventually("the log line") { log.string.scan("is refused").size == 2 }
+    end
+
+    it "acks a new stream at once, and UNLISTENs when its last subscriber left" do
+      config.streams_listen_health_check_ms = 60_000
+      hub.start
+      chat = worker("chat")
+      expect(seconds { 50.times { |i| chat.sub("stream#{i}") } }).to be < 50 * 0.25 / 2
+      last_statement = -> { postgres.sql("SELECT query FROM pg_stat_activity WHERE application_name = 'pgbus-listen'") }
+      chat.unsub("chat")
+      eventually("the UNLISTEN") { last_statement.call == 'UNLISTEN "pgmq.q_chat.INSERT"' }
     end
   end
 end

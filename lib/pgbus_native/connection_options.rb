@@ -44,6 +44,10 @@ module PgbusNative
     # @return [Hash{String => String}] libpq's keywords and the values that count, without empty ones and those of {#hosts}
     attr_reader :keywords
 
+    # @return [Array<Array>] the servers to try, in libpq's order: each one's name and numeric address (nil where not given),
+    #   its port as libpq takes it, and its password, empty for none, in whatever bytes it has
+    attr_reader :places
+
     # @return [Array<Array(String, String)>] names and values of what is SET after connecting, in this order
     attr_reader :variables
 
@@ -62,7 +66,7 @@ module PgbusNative
       @keywords = resolve
     end
 
-    # The servers to try, in libpq's order. Names are looked up the first time.
+    # {#places} with names looked up, the first time that they are asked for.
     #
     # @return [Array<Array>] each with its name (nil: none was given), the folder of its Unix socket or nil, its addresses,
     #   why it has none or nil, its port as libpq takes it, and its password, empty for none
@@ -144,12 +148,11 @@ module PgbusNative
       home = defaults["passfile"]
       keywords[CERTIFICATES_FOLDER] = File.join(File.dirname(home), ".postgresql") if home
       keywords.delete("sslmode") if keywords["sslrootcert"] == "system" && default_sslmode?
-      @places = places(keywords, password)
+      @places = places_of(keywords, password)
       keywords.except(*OF_HOSTS).to_h { |keyword, value| [keyword, utf8(keyword, value)] }
     end
 
-    # Name, address, port and password of each server.
-    def places(keywords, first_password)
+    def places_of(keywords, first_password)
       names, hostaddrs, ports = keywords.values_at("host", "hostaddr", "port").map { |list| list.to_s.split(",", -1) }
       ports = [ports.first.to_s] * [names.size, hostaddrs.size, 1].max if ports.size < 2
       ports.each_with_index.map do |port, at|

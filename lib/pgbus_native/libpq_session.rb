@@ -90,7 +90,7 @@ module PgbusNative
     end
 
     def carry_out(verb, queue)
-      query("#{verb} #{PG::Connection.quote_ident("pgmq.q_#{queue}.INSERT")}")
+      query(encoded("#{verb} #{PG::Connection.quote_ident("pgmq.q_#{queue}.INSERT")}"))
       @engine.session_did(@number, nil)
     rescue EncodingError, ArgumentError => e
       @engine.session_did(@number, Words.of(e))
@@ -98,6 +98,12 @@ module PgbusNative
       raise unless ABOUT_THE_NAME.match?(e.result&.error_field(PG::Result::PG_DIAG_SQLSTATE).to_s)
 
       @engine.session_did(@number, Words.of(e))
+    end
+
+    # Else pg sends what the client's encoding hasn't in bytes that mean something else there.
+    def encoded(sql)
+      encoding = @connection.internal_encoding
+      encoding == Encoding::BINARY ? sql : sql.encode(encoding)
     end
 
     def query(sql)

@@ -155,7 +155,7 @@ module PgbusNative
     end
 
     def listening_session
-      return HubSession.new(@config, log: @guard.method(:log)) unless @listener_factory
+      return HubSession.new(@config) unless @listener_factory
 
       RubySession.new(@listener_factory, status_interval: @status_interval, guard: @guard)
     end

@@ -15,7 +15,7 @@ module PgbusNative
       # @return [String] for a log line
       def of(error)
         text = utf8(error.message.to_s).strip
-        error.is_a?(::PG::Error) ? text : "#{error.class}: #{text}"
+        defined?(::PG::Error) && error.is_a?(::PG::Error) ? text : "#{error.class}: #{text}"
       rescue StandardError
         error.class.to_s # whose message can't be had
       end

@@ -15,9 +15,10 @@ RSpec.describe "The hub's LISTEN session" do
   before(:context) do
     @certificates = Dir.mktmpdir("pgbus_native-tls-")
     File.chmod(0o755, @certificates)
-    %w[right wrong].each { |name| self_signed(name) }
-    @tls = PrivatePostgres.new(settings: { ssl: "on", ssl_cert_file: "#{@certificates}/right.crt",
-                                           ssl_key_file: "#{@certificates}/right.key" },
+    %w[right wrong].each { |name| authority(name) }
+    server_certificate
+    @tls = PrivatePostgres.new(settings: { ssl: "on", ssl_cert_file: "#{@certificates}/server.crt",
+                                           ssl_key_file: "#{@certificates}/server.key" },
                                hba: ["hostssl all app 127.0.0.1/32 scram-sha-256", "hostnossl all app 127.0.0.1/32 reject"])
     @tls.start.sql("CREATE ROLE app SUPERUSER LOGIN PASSWORD '#{secret}'")
   end
@@ -36,18 +37,26 @@ RSpec.describe "The hub's LISTEN session" do
 
   let(:postgres) { @tls }
 
-  # A certificate for "localhost", which nobody but itself vouches for.
-  def self_signed(name)
-    out, status = Open3.capture2e("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-                                  "/CN=localhost", "-keyout", "#{@certificates}/#{name}.key", "-out",
-                                  "#{@certificates}/#{name}.crt")
+  def openssl(*arguments)
+    out, status = Open3.capture2e("openssl", *arguments, chdir: @certificates)
     raise out unless status.success?
+  end
 
-    File.chmod(0o600, "#{@certificates}/#{name}.key")
+  def authority(name)
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=#{name}",
+            "-keyout", "#{name}.key", "-out", "#{name}.crt")
+  end
+
+  # For "localhost", by the right authority.
+  def server_certificate
+    openssl("req", "-x509", "-CA", "right.crt", "-CAkey", "right.key", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=CA:FALSE",
+            "-keyout", "server.key", "-out", "server.crt")
+    File.chmod(0o600, "#{@certificates}/server.key")
     return unless Process.uid.zero?
 
     owner = Etc.getpwnam("postgres")
-    File.chown(owner.uid, owner.gid, "#{@certificates}/#{name}.key")
+    File.chown(owner.uid, owner.gid, "#{@certificates}/server.key")
   end
 
   def url(password: secret, roots: "right", more: "")
@@ -104,6 +113,19 @@ RSpec.describe "The hub's LISTEN session" do
                                  variables: { no_such_setting: 1 } }
     expect { hub.start }.to raise_error(PG::ConnectionBad, /no_such_setting/)
     eventually("the end of the session") { sessions.empty? }
+  end
+
+  # libpq looks at $HOME's root.crt in every mode, and at the passwd entry's where $HOME is empty (invariant 19).
+  it "trusts no server that libpq does not trust, wherever home is" do
+    skip "libpq looks at the passwd entry alone before version 15" if PG.library_version < 150_000
+    FileUtils.mkdir_p("#{folder}/.postgresql")
+    FileUtils.cp("#{@certificates}/wrong.crt", "#{folder}/.postgresql/root.crt")
+    ENV["HOME"] = folder
+    config.database_url = "postgres://app:#{secret}@localhost:#{postgres.port}/pgbus?sslmode=require"
+    expect { hub.start }.to raise_error(PG::ConnectionBad, /certificate verify failed/)
+    FileUtils.rm("#{folder}/.postgresql/root.crt")
+    hub.start
+    expect_a_wake
   end
 
   it "is in nobody's way: a child forked in the middle of a TLS handshake resolves names and connects (invariant 11)" do

@@ -6,10 +6,10 @@ mod session;
 #[path = "support/mod.rs"]
 mod support;
 
-use std::net::TcpListener;
-use std::time::Duration;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
 
-use pgbus_native_engine::listen::{ConnectError, Options};
+use pgbus_native_engine::listen::{self, ConnectError, Host, Options, Place};
 use pgbus_native_engine::session::News;
 use session::{on_one_thread, options, try_connect, wake, Session};
 use support::{free_port, pairs, Postgres, DATABASE, USER};
@@ -99,7 +99,6 @@ fn unix_sockets() {
     let postgres = Postgres::shared();
     let port = postgres.port.to_string();
     assert_eq!(try_connect(&to(&[("host", postgres.host()), ("port", &port)])), Ok(()));
-    assert_eq!(try_connect(&to(&[("default_socket_folder", postgres.host()), ("port", &port)])), Ok(()));
     // TLS means nothing there.
     assert_eq!(try_connect(&to(&[("host", postgres.host()), ("port", &port), ("sslmode", "require")])), Ok(()));
     let reason = failure(&to(&[("host", "/nowhere"), ("port", &port)]));
@@ -110,12 +109,55 @@ fn unix_sockets() {
 }
 
 #[test]
-fn a_name_that_only_the_c_library_may_know_is_left_to_libpq() {
-    match try_connect(&to(&[("host", "no-such-host.invalid")])) {
-        Err(ConnectError::Unsupported { option, why }) => {
-            assert_eq!(option, "host");
-            assert!(why.contains("could not translate host name \"no-such-host.invalid\""), "{why}");
+fn a_name_without_an_address_fails_in_libpqs_words() {
+    let reason = failure(&to(&[("host", "no-such-host.invalid")]));
+    assert_eq!(reason, "could not translate host name \"no-such-host.invalid\" to address");
+}
+
+/// A server at `addresses`, all with this port.
+fn at(addresses: &[&str], port: u16) -> Options {
+    let place = Place::addresses(addresses.iter().copied()).unwrap();
+    let host = Host::new(Some("db.test".to_owned()), place, &port.to_string(), Vec::new()).unwrap();
+    Options::parse(vec![host], pairs(&[("user", USER), ("dbname", DATABASE)]), Vec::new()).unwrap()
+}
+
+/// An address that takes no connections and refuses none: its backlog is full.
+struct Mute(#[allow(dead_code)] Vec<socket2::Socket>);
+
+impl Mute {
+    fn at(address: SocketAddr) -> Self {
+        let socket = || socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let listener = socket();
+        listener.bind(&address.into()).unwrap();
+        listener.listen(0).unwrap();
+        let mut sockets = vec![listener];
+        // Until one more waits in vain.
+        loop {
+            let client = socket();
+            let connected = client.connect_timeout(&address.into(), Duration::from_millis(100));
+            sockets.push(client);
+            if connected.is_err() {
+                return Self(sockets);
+            }
         }
-        other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn an_address_that_never_answers_does_not_keep_us_from_the_next() {
+    let postgres = Postgres::shared();
+    let _mute = Mute::at(SocketAddr::from(([127, 0, 0, 2], postgres.port)));
+    let begun = Instant::now();
+    assert_eq!(try_connect(&at(&["127.0.0.2", "127.0.0.1"], postgres.port)), Ok(()));
+    // The system itself gives such an address up after two minutes, and we after 10 s.
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_address_that_says_nothing_does_not_keep_us_from_the_next() {
+    let postgres = Postgres::shared();
+    // Takes connections and never says a word.
+    let _mute = TcpListener::bind(("127.0.0.3", postgres.port)).unwrap();
+    let options = at(&["127.0.0.3", "127.0.0.1"], postgres.port);
+    assert!(on_one_thread(listen::open(&options, Some(Duration::from_secs(1)))).is_ok());
 }

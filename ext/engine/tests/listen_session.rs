@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use pgbus_native_engine::listen::{self, ConnectError, Options, OptionsError};
 use pgbus_native_engine::session::{News, Wishes};
 use proxy::Proxy;
-use session::{on_one_thread, options, queue, wake, Session};
+use session::{on_one_thread, options, parse, queue, wake, Session};
 use support::{pairs, wait_until, Postgres};
 
 const HEALTH_CHECK: Duration = Duration::from_millis(250);
@@ -268,7 +268,7 @@ fn a_name_that_the_database_refuses_harms_no_other() {
 #[test]
 fn variables_are_set_in_order_and_a_bad_one_fails_the_connect() {
     let postgres = Postgres::shared();
-    let with = |variables: &[(&str, &str)]| Options::parse(postgres.keywords(), pairs(variables));
+    let with = |variables: &[(&str, &str)]| parse(postgres.keywords(), pairs(variables));
     on_one_thread(async {
         let variables = [("application_name", "first"), ("Application_Name", "it's \\ quoted")];
         let _session = Session::start(with(&variables).unwrap(), HEALTH_CHECK).await;

@@ -76,7 +76,7 @@ impl Engine {
     /// A recipe for the session (`:reads` or `:wakes`) that waits for the one of this number.
     fn recipe(&self, session: Symbol, number: u64, made: (RArray, RHash, RArray)) -> Result<(), Error> {
         let (hosts, keywords, variables) = made;
-        self.answer_recipe(session, number, recipe::recipe(hosts, keywords, variables)?)
+        self.answer_recipe(session, number, recipe::made_of(hosts, keywords, variables)?)
     }
 
     /// There is none.

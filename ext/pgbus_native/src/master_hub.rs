@@ -18,8 +18,7 @@ use pgbus_native_engine::log::Level;
 use pgbus_native_engine::session::recipe::Recipe;
 use pgbus_native_engine::session::ruby::{Happened, Order, Report};
 
-use crate::gvl;
-use crate::recipe::recipe;
+use crate::{gvl, recipe};
 
 #[magnus::wrap(class = "PgbusNative::MasterHub::Engine", free_immediately)]
 struct Engine {
@@ -159,7 +158,8 @@ impl Engine {
     /// Answers `:recipe_needed`: hosts, keywords and variables, as `ConnectionOptions` resolves them. Options that the
     /// native session can't honour make a Ruby session.
     fn recipe(&self, number: u64, hosts: RArray, keywords: RHash, variables: RArray) -> Result<(), Error> {
-        self.hub.recipe(number, recipe(hosts, keywords, variables)?);
+        let recipe = recipe::made_of(hosts, keywords, variables)?;
+        self.hub.recipe(number, recipe);
         Ok(())
     }
 
@@ -268,7 +268,9 @@ fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
         StartError::System(system) => {
             system_call_error(ruby, system, what).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
         }
-        StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => engine_error(ruby, "ConnectionFailed", error),
+        StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => {
+            engine_error(ruby, "ConnectionFailed", error)
+        }
         StartError::Connect(ConnectError::Replica) => engine_error(ruby, "Replica", error),
         StartError::Stopped => Error::new(ruby.exception_runtime_error(), error.to_string()),
     }

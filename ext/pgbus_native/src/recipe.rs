@@ -1,17 +1,14 @@
-//! Recipes as Ruby makes them.
+//! Recipes, from Ruby's words for them to the engine's.
 
 use std::collections::HashMap;
 
-use magnus::{Error, RArray, RHash, RString};
-use pgbus_native_engine::listen::{self, Host, OptionsError, Place};
+use magnus::{prelude::*, Error, RArray, RHash, RString};
+use pgbus_native_engine::listen::{Host, Options, OptionsError, Place};
 use pgbus_native_engine::session::recipe::Recipe;
 
-/// Name, folder of a Unix socket, addresses, why there are none, port, and password.
-type HostFields = (Option<String>, Option<String>, Vec<String>, Option<String>, String, RString);
-
-/// From hosts, keywords and variables, as `ConnectionOptions` resolves them. Options that the native session can't honour
-/// make a Ruby session.
-pub fn recipe(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Result<Recipe, String>, Error> {
+/// What `ConnectionOptions` resolved. Options that the native session can't honour make a Ruby session; the inner error
+/// says which can't be options at all.
+pub fn made_of(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Result<Recipe, String>, Error> {
     Ok(match options(hosts, keywords, variables)? {
         Ok(options) => Ok(Recipe::Native(Box::new(options))),
         Err(unsupported @ OptionsError::Unsupported { .. }) => Ok(Recipe::Ruby { because: unsupported.to_string() }),
@@ -19,16 +16,16 @@ pub fn recipe(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Resul
     })
 }
 
-pub fn options(
-    hosts: RArray,
-    keywords: RHash,
-    variables: RArray,
-) -> Result<Result<listen::Options, OptionsError>, Error> {
+/// Name, folder of a Unix socket, addresses, why there are none, port, and password.
+type HostFields = (Option<String>, Option<String>, Vec<String>, Option<String>, String, RString);
+
+/// Hosts, libpq's other keywords, and the variables to SET.
+pub fn options(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Result<Options, OptionsError>, Error> {
     let hosts = (0..hosts.len()).map(|at| hosts.entry::<HostFields>(at as isize)).collect::<Result<Vec<_>, _>>()?;
     let keywords: HashMap<String, String> = keywords.to_hash_map()?;
     let variables = variables.to_vec::<(String, String)>()?;
     let hosts = hosts.into_iter().map(host).collect::<Result<_, _>>();
-    Ok(hosts.and_then(|hosts| listen::Options::parse(hosts, keywords, variables)))
+    Ok(hosts.and_then(|hosts| Options::parse(hosts, keywords, variables)))
 }
 
 fn host((name, folder, addresses, unknown, port, password): HostFields) -> Result<Host, OptionsError> {

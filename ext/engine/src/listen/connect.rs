@@ -32,6 +32,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub async fn open(options: &Options, limit: Option<Duration>) -> Result<Connection, ConnectError> {
     let mut connection = choose(options, options.connect_timeout.or(limit)).await?;
     let set = async {
+        // Such a database has bytes of any kind, and ends a session that wants to be sent UTF-8 when it has others.
+        if connection.link.parameter("server_encoding") == Some("SQL_ASCII") {
+            connection.query("SET client_encoding = SQL_ASCII").await?;
+        }
         for (name, value) in &options.variables {
             let value = value.replace('\'', "''");
             connection.query(&format!("SET {name} = '{value}'")).await?;
@@ -252,11 +256,16 @@ async fn start(options: &Options, host: &Host, socket: Socket, encryption: Encry
                 .map_err(|tls::Unsupported { option, why }| Refusal::Unsupported(option, why))?
         }
     };
-    let began = handshake.began();
+    let progress = handshake.progress();
     let before = usize::from(encryption != Encryption::Plain);
     match config.connect_raw(Messages::new(socket, before), handshake).await {
         Ok((client, link)) => Ok(Connection { client, link, notified: VecDeque::new() }),
-        Err(error) => Err(refusal(&error, encryption == Encryption::PreferTls && !began.get())),
+        Err(_) if progress.unbound.get() => {
+            let why =
+                "the server's certificate is signed in a way that the native session can't bind a password's proof by";
+            Err(Refusal::Unsupported("channel_binding", why.to_owned()))
+        }
+        Err(error) => Err(refusal(&error, encryption == Encryption::PreferTls && !progress.began.get())),
     }
 }
 
@@ -268,14 +277,8 @@ fn refusal(error: &tokio_postgres::Error, was_plain: bool) -> Refusal {
             _ => Refusal::OtherEncryption(words(error)),
         };
     }
-    let io_error = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>());
-    if let Some(cause) = io_error.and_then(std::io::Error::get_ref) {
-        if let Some(error) = cause.downcast_ref::<rustls::Error>() {
-            return Refusal::Unsupported("sslmode", format!("SSL error: {error}"));
-        }
-        if let Some(error) = cause.downcast_ref::<tls::NoBinding>() {
-            return Refusal::Unsupported("channel_binding", error.to_string());
-        }
+    if let Some(error) = tls_error(error) {
+        return Refusal::Unsupported("sslmode", format!("SSL error: {error}"));
     }
     let cause = error.source().map(ToString::to_string).unwrap_or_default();
     match cause.as_str() {
@@ -290,6 +293,10 @@ fn refusal(error: &tokio_postgres::Error, was_plain: bool) -> Refusal {
         _ if error.to_string().contains("TLS") => Refusal::OtherEncryption(words(error)),
         _ => Refusal::Final(words(error)),
     }
+}
+
+fn tls_error(error: &tokio_postgres::Error) -> Option<&rustls::Error> {
+    error.source()?.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()
 }
 
 /// An error of the system, in its own words.

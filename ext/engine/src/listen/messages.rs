@@ -144,11 +144,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Messages<S> {
         let this = self.get_mut();
         if this.before > 0 {
             // No byte more: what comes after it in the clear is no part of what TLS protects.
-            let mut answer = buf.take(this.before);
+            let mut byte = [0];
+            let mut answer = ReadBuf::new(&mut byte);
             ready!(Pin::new(&mut this.stream).poll_read(cx, &mut answer))?;
-            let count = answer.filled().len();
-            buf.advance(count);
-            this.before -= count;
+            this.before -= answer.filled().len();
+            buf.put_slice(answer.filled());
             return Poll::Ready(Ok(()));
         }
         while this.passed.is_empty() {

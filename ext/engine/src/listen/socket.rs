@@ -153,7 +153,7 @@ mod tests {
     /// What the system says of a socket that was opened with these options.
     fn opened<T>(keywords: &[(&str, &str)], ask: impl FnOnce(SockRef<'_>) -> T) -> T {
         let keywords = keywords.iter().chain(&[("user", "a")]).map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-        let options = Options::parse(keywords, Vec::new()).unwrap();
+        let options = Options::parse(Vec::new(), keywords, Vec::new()).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

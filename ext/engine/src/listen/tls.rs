@@ -45,36 +45,38 @@ impl Unsupported {
     }
 }
 
-/// The certificate's signature has no digest that we know, and so the password's proof can't be bound to the channel.
-#[derive(Debug, Clone, Copy, thiserror::Error)]
-#[error("the server's certificate is signed in a way that the native session can't bind the channel by")]
-pub(super) struct NoBinding;
-
-/// A handshake that may be asked for, and that tells whether it was.
+/// A handshake that may be asked for.
 pub(super) struct Handshake {
     connector: Option<(TlsConnector, ServerName<'static>)>,
     bind: bool,
-    began: Rc<Cell<bool>>,
+    progress: Rc<Progress>,
+}
+
+/// How far a handshake came.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The server agreed to TLS.
+    pub began: Cell<bool>,
+    /// A password's proof was to be bound to the channel, and the certificate's signature has no digest that we know.
+    pub unbound: Cell<bool>,
 }
 
 impl Handshake {
     /// Nobody is to ask for it.
     pub fn none() -> Self {
-        Self { connector: None, bind: false, began: Rc::default() }
+        Self { connector: None, bind: false, progress: Rc::default() }
     }
 
     /// Reads the certificate files, as libpq does for every new connection, and prepares a handshake with `host`. With
-    /// `bind`, a connection that has to prove a password and can't bind the proof to the channel ends with
-    /// [`NoBinding`] before it does.
+    /// `bind`, a connection that has to prove a password and can't bind the proof to the channel ends before it does.
     pub fn prepare(ssl: &Ssl, host: Option<&str>, bind: bool) -> Result<Self, Unsupported> {
         let connector = TlsConnector::from(Arc::new(config(ssl, host)?));
         let name = server_name(host).unwrap_or_else(|| std::net::Ipv4Addr::UNSPECIFIED.into());
-        Ok(Self { connector: Some((connector, name)), bind, began: Rc::default() })
+        Ok(Self { connector: Some((connector, name)), bind, progress: Rc::default() })
     }
 
-    /// Becomes true when the server agreed to TLS.
-    pub fn began(&self) -> Rc<Cell<bool>> {
-        self.began.clone()
+    pub fn progress(&self) -> Rc<Progress> {
+        self.progress.clone()
     }
 }
 
@@ -84,14 +86,13 @@ impl TlsConnect<Messages<Socket>> for Handshake {
     type Future = Pin<Box<dyn Future<Output = io::Result<Stream>>>>;
 
     fn connect(self, messages: Messages<Socket>) -> Self::Future {
-        self.began.set(true);
+        self.progress.began.set(true);
         Box::pin(async move {
             let Some((connector, name)) = self.connector else {
                 return Err(io::Error::other("nobody asked for TLS"));
             };
             let encrypted = connector.connect(name, messages.into_inner()).await?;
-            let binding = Cell::new(if self.bind { Binding::Needed } else { Binding::NotNeeded });
-            Ok(Stream { messages: Messages::new(encrypted, 0), binding })
+            Ok(Stream { messages: Messages::new(encrypted, 0), bind: self.bind, progress: self.progress })
         })
     }
 }
@@ -100,15 +101,8 @@ impl TlsConnect<Messages<Socket>> for Handshake {
 #[derive(Debug)]
 pub struct Stream {
     messages: Messages<Encrypted<Socket>>,
-    binding: Cell<Binding>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Binding {
-    NotNeeded,
-    Needed,
-    /// It was needed and can't be had: nothing more is said to the server.
-    Missing,
+    bind: bool,
+    progress: Rc<Progress>,
 }
 
 impl TlsStream for Stream {
@@ -119,9 +113,7 @@ impl TlsStream for Stream {
         match leaf.and_then(|leaf| binding::end_point(leaf)) {
             Some(digest) => ChannelBinding::tls_server_end_point(digest),
             None => {
-                if self.binding.get() == Binding::Needed {
-                    self.binding.set(Binding::Missing);
-                }
+                self.progress.unbound.set(self.bind);
                 ChannelBinding::none()
             }
         }
@@ -136,8 +128,8 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.binding.get() == Binding::Missing {
-            return Poll::Ready(Err(io::Error::other(NoBinding)));
+        if self.progress.unbound.get() {
+            return Poll::Ready(Err(io::Error::other("the channel can't be bound")));
         }
         Pin::new(&mut self.messages).poll_write(cx, bytes)
     }

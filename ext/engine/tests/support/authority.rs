@@ -73,6 +73,32 @@ impl Authority {
         (self.folder.join(cert), self.folder.join(key))
     }
 
+    /// A self-signed one, with an RSA key, whose signature is RSA-PSS.
+    pub fn issue_by_pss(&self, name: &str, common_name: &str) -> (PathBuf, PathBuf) {
+        let (key, cert) = (format!("{name}.key"), format!("{name}.crt"));
+        let subject = format!("/CN={common_name}");
+        self.openssl(&[
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            &key,
+            "-out",
+            &cert,
+            "-days",
+            "9",
+            "-subj",
+            &subject,
+            "-sigopt",
+            "rsa_padding_mode:pss",
+            "-sigopt",
+            "rsa_pss_saltlen:-1",
+        ]);
+        (self.folder.join(cert), self.folder.join(key))
+    }
+
     fn key(&self, file: &str) {
         self.openssl(&["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", file]);
         fs::set_permissions(self.folder.join(file), fs::Permissions::from_mode(0o600)).unwrap();
