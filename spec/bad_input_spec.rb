@@ -107,7 +107,7 @@ RSpec.describe "bad input" do
   }
 
   table "MasterHub", {
-    'hub(socket_path: "/nowhere/hub.sock").start' => ["Errno::ENOENT", %r{/nowhere|No such file}],
+    'hub(socket_path: "/nowhere/hub.sock").start' => ["Errno::ENOENT", %r{No such file or directory.*hub socket /nowhere/hub\.sock}],
     'hub(socket_path: "x" * 300).start' => ["ArgumentError", /too long/],
     "hub(listener_factory: ->(dispatch_queue:) { raise 'no' }).start" => ["RuntimeError", /no/],
     **(not_positive + not_numbers).to_h do |value|
@@ -119,6 +119,8 @@ RSpec.describe "bad input" do
     "natively({ variables: 5 }).start" => ["ArgumentError", /variables must be a Hash, got Integer/],
     "natively({ hots: 'localhost' }).start" => ["PG::Error", /hots/],
     "natively('postgres://localhost/?hots=1').start" => ["PG::Error", /hots/],
+    "natively('postgres://app@localhost/?hots=1').start" => ["PG::Error", /hots/],
+    "natively('postgres://app:secret@localhost/?hots=1').start" => ["PG::Error", /\A(?!.*secret).*\*\*\*/],
     "hub.start(1)" => ["ArgumentError", /given 1/],
     "hub.stop(1)" => ["ArgumentError", /given 1/],
     "hub.stats(1)" => ["ArgumentError", /given 1/]
@@ -158,20 +160,16 @@ RSpec.describe "bad input" do
     "PgbusNative.native?(nil)" => ["ArgumentError", /:OutboundPump.*nil/],
     **%w[nil 1 "drop_oldest" :drop_newest].to_h do |value|
       ["PgbusNative.configure { |c| c.pump_overflow = #{value} }", ["ArgumentError", /pump_overflow must be one of/]]
-    end
+    end,
+    **%w[-1 1025].to_h { |value| ["PgbusNative.configure { |c| c.writers = #{value} }", ["ArgumentError", /writers must be from 0 to 1024, got #{value}/]] },
+    **%w[nil "1" 1.0].to_h { |value| ["PgbusNative.configure { |c| c.writers = #{value} }", ["TypeError", /writers must be an Integer/]] }
   }
 
   # Not for apps, but within their reach.
   table "internals", {
-    "Cursor.new('x')" => ["TypeError", /Integer|integer/],
-    "Cursor.allocate.get" => ["TypeError", /./],
     "Writers.allocate.stats" => ["TypeError", /./],
-    "Cursor.new(1).set(nil)" => ["TypeError", /Integer|integer/],
-    "Cursor.new(2**70)" => ["RangeError", /64 bits/],
-    "Lock.new(1)" => ["ArgumentError", /given 1/],
-    "Lock.new.unlock" => ["ThreadError", /./],
-    "Lock.new.synchronize" => ["ThreadError", /block/],
-    "Outlet.new(nil, nil, nil, nil, nil)" => ["TypeError", /./],
+    "Writers.new(1, 0, :newest, nil)" => ["ArgumentError", /overflow policy "newest"/],
+    "Writers.new(1, 0, :drop_oldest, nil).adopt(nil, nil, [1, nil])" => ["ArgumentError", /deadline_ms must be a number/],
     "Outlet.allocate" => ["TypeError", /allocator undefined/],
     "MasterHub::Engine.spawn(nil, nil, nil, nil, nil, nil)" => ["TypeError", /./],
     "MasterHub::Engine.allocate" => ["TypeError", /allocator undefined/]

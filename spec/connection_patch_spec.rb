@@ -118,16 +118,18 @@ RSpec.describe PgbusNative::ConnectionPatch do
     end
 
     it "is closed when nobody has the connection any more, after what was handed over is out" do
-      client = nil
+      clients = []
       lambda do
-        b = native_browser
-        b.connection.enqueue([envelope(1)])
-        client = b.socket
+        20.times do |i|
+          b = native_browser("c#{i}")
+          b.connection.enqueue([envelope(1)])
+          clients << b.socket
+        end
       end.call
-      seen = nil
+      expect(clients.map { |client| client.read(frame(1).bytesize) }).to all(eq(frame(1)))
       wait_until do
         GC.start
-        (seen = client.read_nonblock(1000, exception: false)).nil? || (seen.is_a?(String) && expect(seen).to(eq(frame(1))) && false)
+        clients.count { |client| client.read_nonblock(1, exception: false).nil? } >= 18 # a stack may still show one
       end
     end
   end

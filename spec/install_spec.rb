@@ -129,20 +129,29 @@ RSpec.describe "Installing into pgbus" do
       RUBY
     end
 
-    it "gives connections on plain sockets a native lock, as long as it is installed" do
-      expect(ruby(<<~RUBY)).to eq("PgbusNative::Lock\nThread::Mutex\nPgbusNative::Lock\n")
+    it "gives a worker's streamer a native pump by default, which takes connections in, as long as it is installed" do
+      expect(ruby(<<~RUBY)).to eq("[PgbusNative::OutboundPump, true]\n[NilClass, false]\n[PgbusNative::OutboundPump, true]\n[NilClass, false]\n")
         require "pgbus_native"
         require "socket"
         streamer = Pgbus::Web::Streamer
-        build = lambda do
-          streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair[0], since_id: 0,
-                                   writer: streamer::IoWriter, write_deadline_ms: 1_000)
+        show = lambda do
+          listener = Object.new.tap { |own| %i[start stop].each { |name| own.define_singleton_method(name) { self } } }
+          instance = streamer::Instance.allocate
+          { config: Pgbus.configuration, dispatch_queue: Queue.new, ack_queue: Queue.new, logger: Pgbus.logger,
+            shutdown_mutex: Mutex.new, started: true, listener: }.each { |name, value| instance.instance_variable_set("@\#{name}", value) }
+          pump = instance.instance_variable_set(:@pump, instance.send(:build_pump))
+          connection = streamer::Connection.new(id: "c", stream_name: "s", io: UNIXSocket.pair[0], since_id: 0,
+                                                writer: streamer::IoWriter, write_deadline_ms: 1_000)
+          instance.register(connection)
+          p [pump.class, connection.native_outlet ? true : false]
         end
-        puts build.call.mutex.class
+        show.call
         PgbusNative.uninstall!
-        puts build.call.mutex.class
+        show.call
         PgbusNative.install!
-        puts build.call.mutex.class
+        show.call
+        PgbusNative.configure { |c| c.writers = 0 }
+        show.call
       RUBY
     end
 
@@ -257,16 +266,21 @@ RSpec.describe "Installing into pgbus" do
 
     {
       "a keyword more for the pump" => [:OutboundPump, pump, [["buffer_limit: 0,", "buffer_limit: 0, compress: false,"]], /initialize.*compress/],
-      "a keyword fewer for the pump" => [:OutboundPump, pump, [["buffer_limit: 0, ", ""]], /initialize.*buffer_limit/],
-      "a keyword of the pump that must be given" => [:OutboundPump, pump, [["buffer_limit: 0", "buffer_limit:"]], /initialize.*buffer_limit/],
-      "another way to post" => [:OutboundPump, pump, [["batch_max, deadline_ms:", "batch_max:, deadline_ms:"]], /#post/],
-      "a method more on the pump" => [:OutboundPump, pump, [["def start", "def flush = nil\n def start"]], /public methods.*flush/],
+      "another way to post" => [:OutboundPump, pump, [["batch_max, deadline_ms:", "batch_max:, deadline_ms:"]], /#post takes batch_max:/],
+      "one argument fewer to post" => [:OutboundPump, pump, [["envelopes, batch_max, ", "envelopes, "]], /#post takes other arguments/],
+      "a method on the pump that ours lacks" => [:OutboundPump, pump, [["def start", "def flush = nil\n def start"]], /OutboundPump#flush would be hidden/],
+      "a class method on the pump that ours lacks" => [:OutboundPump, pump, [["def start", "def self.build = nil\n def start"]], /OutboundPump.build would be hidden/],
+      "a constant in the pump that ours lacks" => [:OutboundPump, pump, [["def start", "Full = Class.new(StandardError)\n def start"]], /OutboundPump::Full would be hidden/],
       "another acknowledgement" =>
         [:OutboundPump, streamer, inside.call("class StreamEventDispatcher\n remove_const :WriteAckMessage\n" \
-                                              "WriteAckMessage = Data.define(:connection, :upto)\nend"), /members.*upto/],
-      "a keyword more for a connection" =>
+                                              "WriteAckMessage = Data.define(:connection, :upto)\nend"), /WriteAckMessage.*accepted_max/],
+      "a keyword more that a connection must have" =>
         [:OutboundPump, streamer, inside.call("class Connection\n def initialize(id:, stream_name:, io:, since_id:, writer:," \
-                                              "write_deadline_ms:, context: nil, codec: nil) = nil\nend"), /Connection#initialize.*codec/],
+                                              "write_deadline_ms:, codec:, context: nil) = nil\nend"), /missing keyword: :codec/],
+      "a connection that can't be closed" => [:OutboundPump, streamer, inside.call("Connection.undef_method(:close)"), /Connection#close is missing/],
+      "a connection that frames otherwise" =>
+        [:OutboundPump, streamer, inside.call("class Connection\n def enqueue(envelopes, deadline_ms: 1)\n" \
+                                              "@writer.write(self, envelopes.first.payload, deadline_ms:)\nend\nend"), /a frame of Connection/],
       "a connection without its lock" =>
         [:OutboundPump, streamer, inside.call("class Connection\n alias was initialize\n def initialize(id:, stream_name:, io:, " \
                                               "since_id:, writer:, write_deadline_ms:, context: nil)\n" \
@@ -277,14 +291,16 @@ RSpec.describe "Installing into pgbus" do
                                               "since_id:, writer:, write_deadline_ms:, context: nil)\n" \
                                               "was(id:, stream_name:, io:, since_id:, writer:, write_deadline_ms:, context:)\n" \
                                               "@last_msg_id_sent = 1\nend\nend"), /NoMethodError.*get/],
+      "another streamer" => [:OutboundPump, "pgbus/web/streamer/instance.rb", [["def build_pump = nil", "def build_pump(threads) = nil"]],
+                              /Instance#build_pump/],
       "another writer" => [:OutboundPump, streamer, inside.call("def IoWriter.write(connection, bytes) = nil"), /IoWriter.write/],
       "other frames for browsers" =>
-        [:OutboundPump, streamer, change.call("def (Pgbus::Streams::Envelope).message(id:, event:, data:, retry_ms: 0) = ''"), /Envelope.message.*retry_ms/],
+        [:OutboundPump, streamer, change.call("def (Pgbus::Streams::Envelope).message(id:, event:, data:, retry_ms:) = ''"), /Envelope.message.*retry_ms/],
       "a keyword more for the hub" => [:MasterHub, hub, [["status_interval: 1.0,", "status_interval: 1.0, token: nil,"]], /initialize.*token/],
-      "a method more on the hub" => [:MasterHub, hub, [["def start", "def reload = nil\n def start"]], /public methods.*reload/],
+      "a method more on the hub" => [:MasterHub, hub, [["def start", "def reload = nil\n def start"]], /MasterHub#reload would be hidden/],
       "no hub" => [:MasterHub, hub, [["class MasterHub", "MasterHub = :none\n class Elsewhere"]], /NoMethodError/],
       "other wakes" =>
-        [:MasterHub, streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue)\nend"), /members.*queue/],
+        [:MasterHub, streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue)\nend"), /WakeMessage#queue_name is missing/],
       "other frames for workers" => [:MasterHub, streamer, inside.call("def HubProtocol.encode(message) = Marshal.dump(message)"), /frame of HubProtocol/],
       "a setting fewer" =>
         [:MasterHub, streamer, change.call("Pgbus::Configuration.undef_method(:streams_listen_health_check_ms)"), /streams_listen_health_check_ms/]
@@ -300,6 +316,32 @@ RSpec.describe "Installing into pgbus" do
         expect([kept, installed, out.err]).to eq([name.to_s, "true", ""])
         expect(why).to match(reason)
         expect(warning).to include("keeps pgbus's own #{name}", why, "Look for a newer pgbus_native")
+      end
+    end
+
+    {
+      "a pump that shows its threads" => [pump, [["def start", "def threads = []\n def start"]]],
+      "a keyword fewer for the pump" => [pump, [["buffer_limit: 0, ", ""]]],
+      "a keyword of the pump that must be given" => [pump, [["buffer_limit: 0", "buffer_limit:"]]],
+      "a keyword more for a connection, and a method" =>
+        [streamer, inside.call("class Connection\n alias was initialize\n def initialize(codec: nil, **) = was(**)\n" \
+                               "def codec = nil\nend")],
+      "a keyword more to enqueue and to close" =>
+        [streamer, inside.call("class Connection\n alias was enqueue\n def enqueue(envelopes, deadline_ms: 1, urgent: false) = " \
+                               "was(envelopes, deadline_ms:)\n alias end_it close\n def close(reason: nil) = end_it\nend")],
+      "a keyword more for the writer and for frames" =>
+        [streamer, change.call("class << Pgbus::Streams::Envelope\n alias was message\n def message(retry_ms: nil, **) = was(**)\nend")],
+      "a wake that says more" =>
+        [streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue_name, :payload, :pid)\n" \
+                               "def threads = []\nend")],
+      "an acknowledgement that says more" =>
+        [streamer, inside.call("class StreamEventDispatcher\n remove_const :WriteAckMessage\n" \
+                               "WriteAckMessage = Data.define(:connection, :accepted_max, :at) do\n" \
+                               "def initialize(connection:, accepted_max:, at: nil) = super\nend\nend")]
+    }.each do |addition, (file, edits)|
+      it "(#{addition}) makes no difference" do
+        run = PgbusTree.ours(folder, edits: { file => edits }).run("require 'pgbus_native'\n#{print_both}")
+        expect([run.out, run.err]).to eq([native, ""])
       end
     end
   end

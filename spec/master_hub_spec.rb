@@ -76,7 +76,7 @@ RSpec.describe PgbusNative::MasterHub do
 
     it "raises for a folder that is missing, and keeps no session" do
       hub = described_class.new(config:, socket_path: "#{folder}/none/hub.sock", logger: Logger.new(log))
-      expect { hub.start }.to raise_error(Errno::ENOENT)
+      expect { hub.start }.to raise_error(Errno::ENOENT, %r{hub socket #{folder}/none/hub\.sock})
       eventually("the session's end") { sessions.empty? }
       expect(hub.stats).to include(running: false)
     end

@@ -14,6 +14,11 @@ RSpec.describe PgbusNative::OutboundPump do
       expect(described_class.new(threads: 1, ack_queue: acks, on_dead: dead.method(:<<))).not_to be_alive
     end
 
+    it "is short to look at, whatever hangs on it" do
+      expect(pump.inspect).to eq("#<PgbusNative::OutboundPump threads=2 buffer_limit=0>")
+      expect(pump.start.inspect).to eq("#<PgbusNative::OutboundPump threads=2 buffer_limit=0 running>")
+    end
+
     it "knows the sentinel of pgbus's own pump" do
       expect(described_class::DRAIN).to eq(:__drain__)
     end
@@ -53,8 +58,8 @@ RSpec.describe PgbusNative::OutboundPump do
     it "gets the envelope's event if it has one" do
       pump.start
       b = browser
-      post(b, *["chat", nil, "", :sym].each_with_index.map { |event, i| OutboundPumpHelper::TypedEnvelope.new(i + 1, "x", event) })
-      expected = %w[chat turbo-stream turbo-stream sym].each_with_index.map { |event, i| frame(i + 1, "x", event:) }.join
+      post(b, *["chat", nil, "", :sym, false].each_with_index.map { |event, i| OutboundPumpHelper::TypedEnvelope.new(i + 1, "x", event) })
+      expected = %w[chat turbo-stream turbo-stream sym turbo-stream].each_with_index.map { |event, i| frame(i + 1, "x", event:) }.join
       expect(b.read(expected.bytesize)).to eq(expected)
     end
 
@@ -296,6 +301,33 @@ RSpec.describe PgbusNative::OutboundPump do
     end
   end
 
+  describe "#threads" do
+    it "has an entry for each writer, which can be asked and waited for after a stop, as pgbus's shutdown does" do
+      expect(pump.threads).to be_empty
+      pump.start
+      writers = pump.threads
+      expect(writers.map(&:name)).to eq(%w[pgbus-writer-0 pgbus-writer-1])
+      expect(writers).to all(be_alive)
+      expect(writers.first.join(0.01)).to be_nil
+      pump.stop
+      expect(writers.map(&:alive?)).to eq([false, false])
+      expect(writers.map { |writer| writer.join(1) }).to eq(writers)
+      expect(pump.threads).to be_empty
+    end
+
+    it "shows which writer did not end, as long as it has something to write" do
+      pump.start
+      b = browser
+      stall(b)
+      writers = pump.threads
+      stopper = Thread.new { pump.stop }
+      wait_until { writers.one?(&:alive?) }
+      expect(writers.find(&:alive?).inspect).to match(/WriterThread pgbus-writer-\d run>/)
+      b.connection.mark_dead!
+      stopper.join
+    end
+  end
+
   describe "ActiveSupport::Notifications" do
     it "hears of deaths and overflows" do
       begin
@@ -325,7 +357,8 @@ RSpec.describe PgbusNative::OutboundPump do
       post(b, envelope(1), envelope(2))
       pop(acks)
       expect(pump.stats).to eq(posted: 2, written: 2, bytes: (frame(1) + frame(2)).bytesize, dropped: 0, dead: 0, acks: 1,
-                               waiting: 0, connections: 1, writes: 1, native_frames: 2, ruby_frames: 0)
+                               waiting: 0, connections: 1, writes: 1, native_frames: 2, ruby_frames: 0,
+                               callback_failures: 0, thread_restarts: 0)
       b.connection.close
       expect(pump.stats[:connections]).to eq(0)
     end

@@ -177,7 +177,7 @@ module PgbusNative
 
     # @return [String, nil] why not
     def install_feed(streamer)
-      difference = Shape.difference(:StreamEventDispatcher, streamer)
+      difference = Shape.difference_of_feed(streamer)
       Feed.install(streamer) unless difference
       difference
     rescue StandardError, LoadError => e

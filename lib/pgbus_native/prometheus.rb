@@ -14,7 +14,9 @@ module PgbusNative
       [:frames_out, :counter, "Frames that workers' sockets took whole."],
       [:dropped_durable_wakes, :counter, "Redundant durable wakes left out for workers that read slowly."],
       [:evicted_workers, :counter, "Workers severed because they did not read."],
-      [:reconnects, :counter, "Times that the LISTEN session came back after a loss."]
+      [:reconnects, :counter, "Times that the LISTEN session came back after a loss."],
+      [:callback_failures, :counter, "Times that the logger, a subscriber or a listener raised."],
+      [:thread_restarts, :counter, "Times that a Ruby thread of the hub was killed and came back."]
     ].freeze
     PUMP = [
       [:posted, :counter, "Frames posted."],
@@ -25,7 +27,9 @@ module PgbusNative
       [:dead, :counter, "Connections found dead."],
       [:acks, :counter, "Jobs acknowledged."],
       [:waiting, :gauge, "Frames that wait or are under way."],
-      [:connections, :gauge, "Living connections that had a job of this pump."]
+      [:connections, :gauge, "Living connections that had a job of this pump."],
+      [:callback_failures, :counter, "Times that on_dead, ack_queue, the logger or a subscriber raised."],
+      [:thread_restarts, :counter, "Times that a Ruby thread of the pump was killed and came back."]
     ].freeze
 
     def initialize

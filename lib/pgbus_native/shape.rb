@@ -1,73 +1,79 @@
 # frozen_string_literal: true
 
 module PgbusNative
-  # What the native classes know of the pgbus around them. A version number promises; this looks.
+  # What the native classes need of the pgbus around them. A version number promises; this looks.
   #
-  # {difference} compares the pgbus that is loaded with what is written here, and names the first thing that isn't as
-  # expected. pgbus's own class then stays: a class that almost fits would be worse than a slow one.
+  # {difference} asks two things: does the native class answer to all that pgbus's own answers to (a member that it lacks
+  # would be hidden), and is there all that it relies on. Whatever else a release adds makes no difference. The first
+  # thing that isn't so is named, and pgbus's own class then stays: a class that almost fits would be worse than a slow one.
   module Shape
-    # Signatures, keywords in alphabetical order and in brackets where they may be left out; `_` is a positional argument.
-    # Of the two classes that get replaced every public method must be known: one more is one the native class lacks.
-    OUTBOUND_PUMP = {
-      initialize: "ack_queue: on_dead: threads: [buffer_limit:] [logger:]",
-      alive?: "", post: "_ _ _ deadline_ms:", start: "", stop: "", worker_threads: ""
-    }.freeze
-
-    MASTER_HUB = {
-      initialize: "config: socket_path: [durable_queue_limit:] [hard_queue_limit:] [listener_factory:] [logger:] " \
-                  "[status_interval:]",
-      dropped_durable_wakes: "", evicted_workers: "", socket_path: "", start: "", stop: ""
-    }.freeze
-
+    # How we call pgbus's methods: `_` is a positional argument.
     CONNECTION = {
-      initialize: "id: io: since_id: stream_name: write_deadline_ms: writer: [context:]",
-      close: "", dead?: "", enqueue: "_ [deadline_ms:]", id: "", idle_for: "", io: "", last_msg_id_sent: "",
-      mark_dead!: "", mutex: "", write_comment: "_", write_sentinel: "_"
+      close: "", dead?: "", enqueue: "_ deadline_ms:", id: "", idle_for: "", io: "", last_msg_id_sent: "", mark_dead!: "",
+      mutex: "", write_comment: "_", write_sentinel: "_"
     }.freeze
 
+    INSTANCE = { register: "_", build_pump: "", close_all_connections: "" }.freeze
+
+    # What the patch looks at before it takes a connection in.
     CONNECTION_STATE = %i[@closed @dead @io @last_msg_id_sent @last_write_at @mutex @write_deadline_ms @writer].freeze
 
     CONFIGURATION = %i[streams_connection_options streams_dispatch_queue_limit streams_listen_health_check_ms].freeze
 
-    # What the feed relies on in the dispatcher and the streamer around it.
-    DISPATCHER = {
-      handle: "_", notify_queue_name_for: "_", monotonic_ms: "", presence_join: "_ _", release_ar_connections: "",
-      record_stat: "event_type: started_at: stream_name: [ephemeral:] [fanout:]", start: "", stop: ""
+    # What the feed needs of the classes around it, each of `Pgbus` or of its streamer.
+    FEED = {
+      StreamEventDispatcher: {
+        handle: "_", notify_queue_name_for: "_", monotonic_ms: "", presence_join: "_ _", release_ar_connections: "",
+        record_stat: "stream_name: event_type: started_at: fanout: ephemeral:"
+      },
+      Instance: { register: "_", build_listener: "_ _" },
+      Registry: { connections_for: "_", empty?: "_", register: "_", unregister: "_" },
+      StreamCounter: { increment_broadcasts: "_", increment_connections: "_", increment_total_connections: "_" },
+      Client: { config: "", read_after: "_ after_id: limit:", shared_connection?: "" },
+      Configuration: %i[
+        streams_connection_options streams_fanout_write_deadline_ms streams_listen_health_check_ms streams_listen_scope
+        streams_pool_autoscale streams_pool_connection_options streams_write_deadline_ms streams_writer_threads
+      ].to_h { |name| [name, ""] }.merge(queue_name: "_")
     }.freeze
 
     DISPATCHER_STATE = %i[@filters @logger @registry @stream_counter].freeze
-
-    INSTANCE = { build_listener: "_ _", register: "_" }.freeze
-
-    REGISTRY = { connections_for: "_", empty?: "_", register: "_", unregister: "_" }.freeze
-
-    COUNTER = { increment_broadcasts: "_", increment_connections: "_", increment_total_connections: "_" }.freeze
-
-    CLIENT = { config: "", read_after: "_ after_id: [limit:]", shared_connection?: "" }.freeze
-
-    FEED_CONFIGURATION = %i[queue_name streams_connection_options streams_fanout_write_deadline_ms
-                            streams_listen_health_check_ms streams_listen_scope streams_pool_autoscale
-                            streams_pool_connection_options streams_write_deadline_ms streams_writer_threads].freeze
 
     # Messages whose frames must have the same bytes.
     MESSAGES = ["", "plain", "a\nb\r\nc\rd\n", "\n", "é \u2028 \u{1F600} \0 </script>", "id: 7", " leading"].freeze
     EVENTS = [nil, "presence", " padded ", "two\nlines", ""].freeze
     private_constant :MESSAGES, :EVENTS
 
-    # Not as expected; the message says what.
+    # Not as needed; the message says what.
     class Difference < StandardError; end
-    private_constant :Difference
+
+    # An envelope with everything that makes a frame, and the writer that keeps it.
+    Probe = Data.define(:msg_id, :event, :payload)
+    class KeepingWriter
+      attr_reader :bytes
+
+      def write(_connection, bytes, deadline_ms:)
+        @bytes = bytes if deadline_ms
+        :ok
+      end
+    end
+    private_constant :Difference, :Probe, :KeepingWriter
 
     class << self
-      # @param name [Symbol] `:OutboundPump`, `:MasterHub` or `:StreamEventDispatcher`
+      # @param name [Symbol] `:OutboundPump` or `:MasterHub`
       # @param streamer [Module] `Pgbus::Web::Streamer`
       # @return [String, nil] the first difference, for a person
       def difference(name, streamer)
-        case name
-        when :OutboundPump then outbound_pump(streamer)
-        when :MasterHub then master_hub(streamer)
-        else feed(streamer)
-        end
+        hides_nothing streamer.const_get(name), PgbusNative.const_get(name, false)
+        name == :OutboundPump ? outbound_pump(streamer) : master_hub(streamer)
+        nil
+      rescue StandardError => e
+        e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
+      end
+
+      # @param streamer [Module] `Pgbus::Web::Streamer`
+      # @return [String, nil] the first thing that a feed lacks, for a person
+      def difference_of_feed(streamer)
+        feed(streamer)
         nil
       rescue StandardError => e
         e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
@@ -75,95 +81,144 @@ module PgbusNative
 
       private
 
-      def outbound_pump(streamer)
-        replaceable streamer::OutboundPump, OUTBOUND_PUMP
-        signatures streamer::Connection, CONNECTION
-        connection_state streamer
-        signature "IoWriter.write", streamer::IoWriter.method(:write), "_ _ deadline_ms:"
-        signature "Envelope.message", ::Pgbus::Streams::Envelope.method(:message), "data: event: id:"
-        members streamer::StreamEventDispatcher::WriteAckMessage, %i[connection accepted_max]
-      end
-
-      def master_hub(streamer)
-        replaceable streamer::MasterHub, MASTER_HUB
-        members streamer::Listener::WakeMessage, %i[queue_name payload]
-        frame = streamer::HubProtocol.encode({ "t" => "ack", "q" => "é" })
-        same "a frame of HubProtocol", frame.b, "\0\0\0\x14{\"t\":\"ack\",\"q\":\"é\"}".b
-        CONFIGURATION.each do |setting|
-          same "Configuration##{setting}", ::Pgbus::Configuration.public_method_defined?(setting), true
-        end
-      end
-
       def feed(streamer)
-        dispatcher = streamer::StreamEventDispatcher
-        signatures dispatcher, DISPATCHER
-        dispatcher_state dispatcher
-        signatures streamer::Instance, INSTANCE
-        signatures streamer::Registry, REGISTRY
-        signatures streamer::StreamCounter, COUNTER
-        members dispatcher::ConnectMessage, %i[connection]
-        members streamer::Listener::WakeMessage, %i[queue_name payload]
-        CLIENT.each { |name, text| signature "Client##{name}", ::Pgbus::Client.instance_method(name), text }
-        FEED_CONFIGURATION.each do |setting|
-          same "Configuration##{setting}", ::Pgbus::Configuration.public_method_defined?(setting), true
+        FEED.each do |name, calls|
+          klass = streamer.const_defined?(name, false) ? streamer.const_get(name) : ::Pgbus.const_get(name)
+          calls.each { |method, call| callable "#{name}##{method}", inherited_method(klass, method), call }
         end
-        frames
+        dispatcher streamer::StreamEventDispatcher
+        wake = streamer::Listener::WakeMessage.new(queue_name: "probe", payload: "text")
+        same "WakeMessage", [wake.queue_name, wake.payload], %w[probe text]
+        MESSAGES.product(EVENTS) { |html, event| frame(html, event) }
       end
 
       # A dispatcher starts nothing before it is asked to.
-      def dispatcher_state(dispatcher)
-        probe = dispatcher.new(client: nil, registry: nil, listener: nil, dispatch_queue: nil)
-        DISPATCHER_STATE.each { |name| same "StreamEventDispatcher's #{name}", probe.instance_variable_defined?(name), true }
+      def dispatcher(klass)
+        probe = klass.new(client: nil, registry: nil, listener: nil, dispatch_queue: nil)
+        DISPATCHER_STATE.each do |name|
+          probe.instance_variable_defined?(name) or raise Difference, "StreamEventDispatcher's #{name} is missing"
+        end
+        same "ConnectMessage", klass::ConnectMessage.new(connection: :probe).connection, :probe
       end
 
       # Byte by byte what pgbus makes of a message.
-      def frames
-        MESSAGES.product(EVENTS) do |html, event|
-          row = JSON.generate({ html:, event: }.compact)
-          kept = event.to_s.strip
-          kept = ::Pgbus::Streams::DEFAULT_SSE_EVENT if kept.empty? || kept.match?(/[\r\n]/)
-          known = ::Pgbus::Streams::Envelope.message(id: 7, event: kept, data: html)
-          same "the frame of #{row}", Feed::Engine.frame_of_row(7, row).b, known.b
+      def frame(html, event)
+        row = JSON.generate({ html:, event: }.compact)
+        name = event.to_s.strip
+        name = ::Pgbus::Streams::DEFAULT_SSE_EVENT if name.empty? || name.match?(/[\r\n]/)
+        known = ::Pgbus::Streams::Envelope.message(id: 7, event: name, data: html)
+        same "the frame of #{row}", Feed::Engine.frame_of_row(7, row).b, known.b
+      end
+
+      # One of a module's that the class includes will do, too.
+      def inherited_method(klass, name)
+        defines?(klass, name) || klass.method_defined?(name) or raise Difference, "#{klass.name}##{name} is missing"
+
+        method = klass.instance_method(name)
+        method = method.super_method while [Feed::InstancePatch, Feed::DispatcherPatch, InstancePatch].include?(method.owner)
+        method
+      end
+
+      def outbound_pump(streamer)
+        CONNECTION.each { |name, call| callable "Connection##{name}", own_method(streamer::Connection, name), call }
+        INSTANCE.each { |name, call| callable "Instance##{name}", own_method(streamer::Instance, name), call }
+        callable "IoWriter.write", streamer::IoWriter.method(:write), "_ _ deadline_ms:"
+        callable "Envelope.message", ::Pgbus::Streams::Envelope.method(:message), "id: event: data:"
+        connection streamer
+        acknowledgement streamer::StreamEventDispatcher::WriteAckMessage
+        streamer::StreamEventDispatcher::DisconnectMessage.new(connection: :probe)
+      end
+
+      def master_hub(streamer)
+        frame = streamer::HubProtocol.encode({ "t" => "ack", "q" => "é" })
+        same "a frame of HubProtocol", frame.b, "\0\0\0\x14{\"t\":\"ack\",\"q\":\"é\"}".b
+        { streamer::Listener::WakeMessage => %i[queue_name payload], ::Pgbus::Configuration => CONFIGURATION }.each do |klass, names|
+          names.each { |name| klass.method_defined?(name) or raise Difference, "#{klass.name}##{name} is missing" }
         end
       end
 
-      def replaceable(klass, known)
-        signatures klass, known
-        same "#{klass.name}'s public methods", klass.public_instance_methods(false).sort, (known.keys - [:initialize]).sort
+      # Whoever calls pgbus's class finds everything on the native one.
+      def hides_nothing(klass, native)
+        [:initialize, *klass.public_instance_methods(false)].each do |name|
+          member "#{klass.name}##{name}", own_method(klass, name), (native.instance_method(name) if defines?(native, name))
+        end
+        klass.singleton_methods(false).each do |name|
+          member "#{klass.name}.#{name}", klass.method(name), (native.method(name) if native.respond_to?(name))
+        end
+        constants = klass.constants(false) - native.constants(false)
+        raise Difference, "#{klass.name}::#{constants.first} would be hidden" if constants.any?
       end
 
-      def signatures(klass, known)
-        known.each { |name, text| signature "#{klass.name}##{name}", own_method(klass, name), text }
+      def defines?(klass, name) = klass.method_defined?(name) || klass.private_method_defined?(name, false)
+
+      def member(what, method, native)
+        raise Difference, "#{what} would be hidden" unless native
+
+        (required, most, needed, known), (positional, largest, must, may) = arguments(native), arguments(method)
+        unknown = may - known unless known.include?(:**)
+        raise Difference, "#{what} takes #{unknown.first}:, which the native one does not know" if unknown&.any?
+
+        missing = needed - must
+        raise Difference, "#{what} can be called without #{missing.first}:, the native one can't" if missing.any?
+        return if positional >= required && largest <= most
+
+        raise Difference, "#{what} takes other arguments than the native one (#{describe(method)}, not #{describe(native)})"
+      end
+
+      # We can call it so.
+      def callable(what, method, call)
+        keywords, positional = call.split.partition { |word| word.end_with?(":") }
+        required, most, needed, known = arguments(method)
+        keywords = keywords.map { |word| word.delete_suffix(":").to_sym }
+        fits = positional.size.between?(required, most) && (needed - keywords).empty? &&
+               (known.include?(:**) || (keywords - known).empty?)
+        fits or raise Difference, "#{what} can't be called with (#{call.split.join(", ")}), it takes (#{describe(method)})"
+      end
+
+      # @return [Array] positional arguments at least and at most, keywords needed and known (:** for any)
+      def arguments(method)
+        kinds = method.parameters.group_by(&:first).transform_values { |list| list.map { |_, name| name } }
+        required = kinds.fetch(:req, []).size
+        most = kinds.key?(:rest) ? Float::INFINITY : required + kinds.fetch(:opt, []).size
+        needed = kinds.fetch(:keyreq, [])
+        [required, most, needed, needed + kinds.fetch(:key, []) + (kinds.key?(:keyrest) ? [:**] : [])]
+      end
+
+      def describe(method)
+        words = { req: "_", opt: "[_]", rest: "*", keyrest: "**", block: "&" }
+        method.parameters.map do |kind, name|
+          words.fetch(kind) { kind == :keyreq ? "#{name}:" : "[#{name}:]" }
+        end.join(", ")
       end
 
       # The class's own method, below what was prepended to it.
       def own_method(klass, name)
+        raise Difference, "#{klass.name}##{name} is missing" unless defines?(klass, name)
+
         method = klass.instance_method(name)
-        method = method.super_method until method.owner == klass
+        method = method.super_method until method.owner == klass || method.super_method.nil?
         method
       end
 
-      def signature(name, method, known)
-        positional, keywords = method.parameters.partition { |kind, _| !%i[key keyreq].include?(kind) }
-        positional.map! { |kind, argument| kind == :req ? "_" : "#{kind} #{argument}" }
-        optional, required = keywords.partition { |kind, _| kind == :key }
-        required = required.map { |_, keyword| "#{keyword}:" }.sort
-        optional = optional.map { |_, keyword| "[#{keyword}:]" }.sort
-        same name, [*positional, *required, *optional].join(" "), known
-      end
-
-      # Where the seam puts its lock and its cursor.
-      def connection_state(streamer)
+      # A connection can be made, has what the patch looks at, and frames envelopes as we do.
+      def connection(streamer)
         require "concurrent/atomic/atomic_reference" # which pgbus depends on, and leaves to Rails to load
-        probe = streamer::Connection.new(id: "probe", stream_name: "probe", io: nil, since_id: 1,
-                                         writer: streamer::IoWriter, write_deadline_ms: 1)
-        CONNECTION_STATE.each { |name| same "Connection's #{name}", probe.instance_variable_defined?(name), true }
+        writer = KeepingWriter.new
+        probe = streamer::Connection.new(id: "probe", stream_name: "probe", io: nil, since_id: 1, writer:, write_deadline_ms: 1)
+        CONNECTION_STATE.each do |name|
+          probe.instance_variable_defined?(name) or raise Difference, "Connection's #{name} is missing"
+        end
         same "Connection's lock", probe.instance_variable_get(:@mutex).is_a?(Thread::Mutex), true
         same "Connection's cursor", probe.instance_variable_get(:@last_msg_id_sent).get, 1
+        probe.enqueue([Probe.new(msg_id: 2, event: "probe", payload: "a\nb")], deadline_ms: 1)
+        same "a frame of Connection", writer.bytes, ::Pgbus::Streams::Envelope.message(id: 2, event: "probe", data: "a\nb")
       end
 
-      def members(data, known)
-        same "#{data.name}'s members", data.members, known
+      def acknowledgement(message)
+        made = message.new(connection: :probe, accepted_max: 1)
+        same "WriteAckMessage", [made.connection, made.accepted_max], [:probe, 1]
+      rescue ArgumentError => e
+        raise Difference, "WriteAckMessage can't be made of connection: and accepted_max: (#{e.message})"
       end
 
       def same(what, found, known)

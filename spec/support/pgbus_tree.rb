@@ -69,6 +69,8 @@ class PgbusTree
               private
 
               def build_listener(pg_connection, connection_factory) = nil
+              def build_pump = nil
+              def close_all_connections = nil
             end
           end
         end

@@ -2,7 +2,7 @@
 //! message reaches each of them exactly once and in order.
 //!
 //! A message's data is JSON with `n`, its number among the messages of its kind (from 1), and `t`, the nanoseconds since
-//! 1970 at which it was sent. A durable one has a positive `id:`, an ephemeral one a negative.
+//! 1970 at which it was sent. A durable one has a positive `id:`, an ephemeral one none, or a negative.
 //!
 //! Prints what it has seen as a line of JSON, twice a second. Reads from standard input: a line `end DURABLE EPHEMERAL` says
 //! how many messages were sent; once all are here, or nothing has come for a while, a last report follows and the program
@@ -274,8 +274,7 @@ impl Browser {
                 self.retry = text.parse().map_or(self.retry, Duration::from_millis);
             }
         }
-        // Id 0 is the server's farewell, and a frame without an id tells about the connection: no messages.
-        let (Some(id), Some(data)) = (id.filter(|id| *id != 0), data) else { return };
+        let Some(data) = data else { return };
         let message: Value = serde_json::from_slice(data).unwrap_or_default();
         let (Some(n), Some(sent_at)) = (message["n"].as_u64(), message["t"].as_u64()) else { return };
         // The first message was there before this browser came.
@@ -283,9 +282,12 @@ impl Browser {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
             seen.latencies.push(now.saturating_sub(sent_at));
         }
-        if id < 0 {
+        // pgbus's own connections number ephemeral messages downwards.
+        let Some(id) = id.filter(|id| *id > 0) else {
             seen.ephemeral += 1;
-        } else if n <= self.last_n {
+            return;
+        };
+        if n <= self.last_n {
             seen.duplicates += 1;
         } else {
             seen.durable += 1;

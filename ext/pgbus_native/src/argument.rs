@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use magnus::value::LazyId;
-use magnus::{prelude::*, Error, Ruby, TryConvert, Value};
+use magnus::{prelude::*, Error, Integer, Ruby, TryConvert, Value};
 use pgbus_native_engine::pump::{Limit, Overflow};
 
 static MSG_ID: LazyId = LazyId::new("msg_id");
@@ -34,16 +34,14 @@ pub fn is_negative(ruby: &Ruby, msg_id: Value) -> Result<bool, Error> {
     }
 }
 
-/// A position of 64 bits.
-pub fn msg_id(ruby: &Ruby, msg_id: Value) -> Result<i64, Error> {
-    i64::try_convert(msg_id).map_err(|_| {
-        let text = msg_id.inspect();
-        if msg_id.is_kind_of(ruby.class_integer()) {
-            Error::new(ruby.exception_range_error(), format!("msg_id must fit into 64 bits, got {text}"))
-        } else {
-            Error::new(ruby.exception_type_error(), format!("msg_id must be an Integer, got {text}"))
-        }
-    })
+/// A position: an Integer of 64 bits; nothing else is turned into one.
+pub fn msg_id(ruby: &Ruby, value: Value) -> Result<i64, Error> {
+    let class = match Integer::from_value(value).map(|number| number.to_i64()) {
+        Some(Ok(number)) => return Ok(number),
+        Some(Err(_)) => ruby.exception_range_error(),
+        None => ruby.exception_type_error(),
+    };
+    Err(Error::new(class, format!("a msg_id must be an Integer of at most 64 bits, got {}", value.inspect())))
 }
 
 /// `buffer_limit` as pgbus means it: no limit unless it is positive.

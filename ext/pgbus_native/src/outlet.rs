@@ -189,6 +189,13 @@ impl Outlet {
         outlet.push(Item::Frame(frame), self.deadlines.write) == Handed::Taken
     }
 
+    /// Reports the cursor as acknowledged when everything that was handed over is out.
+    fn acknowledge(&self) {
+        if let Some(outlet) = self.get() {
+            outlet.post(Job { items: Vec::new(), known_from: None, batch_max: None, deadline: self.deadlines.write });
+        }
+    }
+
     fn cursor(&self) -> Option<i64> {
         self.get().map(|outlet| outlet.cursor())
     }
@@ -231,6 +238,7 @@ pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {
     class.undef_default_alloc_func();
     class.define_method("enqueue", method!(Outlet::enqueue, 2))?;
     class.define_method("write", method!(Outlet::write, 1))?;
+    class.define_method("acknowledge", method!(Outlet::acknowledge, 0))?;
     class.define_method("cursor", method!(Outlet::cursor, 0))?;
     class.define_method("dead?", method!(Outlet::is_dead, 0))?;
     class.define_method("idle_for", method!(Outlet::idle_for, 0))?;

@@ -153,7 +153,6 @@ impl Writers {
             rb_self.pending.borrow_mut().extend(batch.into_iter().flatten());
         }
         rb_self.pending.borrow_mut().extend(receiver.try_iter().flatten());
-        gvl::check_interrupts(ruby)?;
         loop {
             // One by one: whatever the block raises, no other report is lost.
             let Some(report) = rb_self.pending.borrow_mut().pop_front() else { return Ok(true) };
@@ -163,6 +162,8 @@ impl Writers {
 
     /// Waits for reports, and lets frames that nobody needs any more go meanwhile.
     fn wait(&self, ruby: &Ruby, pump: &Pump) -> Result<Option<Vec<Report>>, Error> {
+        // Ruby has shelved an interrupt that came while the reporter had a report in hand.
+        gvl::check_interrupts(ruby)?;
         let timeout = if self.frames.age(ruby)? { frames::LIFE } else { Duration::MAX };
         gvl::without_gvl(
             || match pump.reports().recv_timeout(timeout) {

@@ -55,7 +55,7 @@ module PgbusNative
             # Nothing is written to it any more, and its death is told already or will be.
             return if connection.dead?
 
-            @counts[:posted] += job.envelopes.size
+            @counts[:posted] += job.envelopes.size unless outlet?(connection)
             backlog = @backlogs[connection]
             unless backlog
               backlog = @backlogs[connection] = Backlog.new(@limit, @overflow)
@@ -163,17 +163,18 @@ module PgbusNative
         end
 
         def written(connection, frames, accepted_max)
+          # What a connection with an outlet took is not in its socket yet, and counts there.
+          return connection.native_outlet.acknowledge if outlet?(connection)
+
           count(:written, frames)
           count(:acks, 1)
           @outcome.ack(connection, accepted_max)
         end
 
-        def accepted_max(job, written)
-          connection = job.connection
-          # What a native connection took is not in its socket yet.
-          return connection.last_msg_id_sent if connection.respond_to?(:native_outlet) && connection.native_outlet
+        def outlet?(connection) = connection.respond_to?(:native_outlet) && !connection.native_outlet.nil?
 
-          job.batch_max || written.map(&:msg_id).max || connection.last_msg_id_sent
+        def accepted_max(job, written)
+          job.batch_max || written.map(&:msg_id).max || job.connection.last_msg_id_sent
         end
 
         def dead(connection)
