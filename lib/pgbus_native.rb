@@ -7,6 +7,7 @@ if PgbusNative::Extension.loaded?
   require_relative "pgbus_native/master_hub"
   require_relative "pgbus_native/outbound_pump"
   require_relative "pgbus_native/instance_patch"
+  require_relative "pgbus_native/feed"
 end
 require_relative "pgbus_native/prometheus"
 require_relative "pgbus_native/installer"

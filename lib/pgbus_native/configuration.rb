@@ -23,9 +23,24 @@ module PgbusNative
     # @return [Integer] read when a worker's streamer is built
     attr_reader :writers
 
+    # Whether messages go from the database to the browsers natively. Without, pgbus's own dispatcher reads and asks, and
+    # the pump writes.
+    #
+    # @return [Boolean] read when a worker's streamer is built
+    attr_reader :feed
+
     def initialize
       @pump_overflow = :drop_oldest
+      @feed = true
       @writers = 1
+    end
+
+    # @param wanted [Boolean]
+    # @raise [TypeError] for anything else
+    def feed=(wanted)
+      raise TypeError, "feed must be true or false, got #{wanted.inspect}" unless [true, false].include?(wanted)
+
+      @feed = wanted
     end
 
     # @param count [Integer]

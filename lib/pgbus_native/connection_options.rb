@@ -11,7 +11,7 @@ module PgbusNative
   # libpq is asked itself, with an option that it refuses last, before it looks up or connects to anything: then it has
   # resolved all others and tells them.
   class ConnectionOptions
-    # How the session is called in +pg_stat_activity+ unless the options or +PGAPPNAME+ say otherwise.
+    # How a LISTEN session is called in +pg_stat_activity+ unless the options or +PGAPPNAME+ say otherwise.
     APPLICATION_NAME = "pgbus-listen"
 
     # A value that no option has.
@@ -53,11 +53,13 @@ module PgbusNative
 
     # @param options [String, Hash] a URL or a keyword string; or libpq's keywords as symbols or strings, beside
     #   +:variables+, a Hash
+    # @param name [String] what the session is called unless the options or +PGAPPNAME+ say otherwise
     # @raise [Pgbus::ConfigurationError, ArgumentError] for anything else (the latter without pgbus)
     # @raise [ArgumentError] for a keyword that isn't one, for variables that are no Hash, for a text that is not UTF-8
     # @raise [PG::Error] for options that libpq refuses
-    def initialize(options)
+    def initialize(options, name: APPLICATION_NAME)
       require "pg" unless defined?(::PG::Connection)
+      @name = name
       given = keywords_of(options)
       @variables = variables_of(given).map { |name, value| [utf8(:variables, name), utf8(name, value)] }
       @given = named(given.compact.to_h { |keyword, value| [keyword, utf8(keyword, value)] })
@@ -131,7 +133,7 @@ module PgbusNative
     def named(given)
       return given if given.key?(:application_name) || given.key?(:fallback_application_name)
 
-      given.merge(fallback_application_name: APPLICATION_NAME)
+      given.merge(fallback_application_name: @name)
     end
 
     def resolve

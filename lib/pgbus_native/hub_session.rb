@@ -26,7 +26,7 @@ module PgbusNative
     # @return [String, nil] why the session is not native, where it is not
     def reason = @libpq&.because
 
-    # @return [Integer] how often a thread came back that was killed: none, since each has the engine ask again
+    # @return [Integer] how often a thread came back that was killed: each lives for one recipe only
     def restarts = 0
 
     # @return [Exception, nil] why there is no session, where Ruby knows it

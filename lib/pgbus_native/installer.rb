@@ -58,7 +58,7 @@ module PgbusNative
       @reason = "uninstalled"
       streamer = loaded_streamer or return
       @lock.synchronize do
-        [ConnectionPatch, InstancePatch].each(&:uninstall) if native?(:OutboundPump)
+        [ConnectionPatch, InstancePatch, Feed::InstancePatch].each(&:uninstall) if native?(:OutboundPump)
         CLASSES.each { |name| exchange(streamer, name, @originals.fetch(name)) if native?(name) }
         @reasons.clear
       end
@@ -102,7 +102,7 @@ module PgbusNative
       classes = CLASSES.to_h { |name| [name, state_of(name, waiting)] }
       extension = { loaded: Extension.loaded?, ruby: Extension::RUBY, path: Extension.path, error: Extension.error }
       Status.new.merge!({ version: VERSION, pgbus: pgbus_version, supported: SUPPORTED.to_s, extension:,
-                          installed: installed?, reason: @reason, classes: })
+                          installed: installed?, reason: @reason, classes:, feed: feed_status })
     end
 
     private
@@ -113,6 +113,15 @@ module PgbusNative
                 else Service.new(:original, "pgbus's own: #{reason || @reason}")
                 end
       { native:, waiting:, reason:, **service.to_h }
+    end
+
+    # Whether messages reach browsers natively.
+    def feed_status
+      return { native: false, waiting: false, reason: nil } unless Extension.loaded?
+
+      reason = @reasons[:StreamEventDispatcher] || Feed.obstacle
+      built = Live.each_of(:feed).any? || !reason.nil?
+      { native: Live.each_of(:feed).any? { |feed, _| feed.alive? }, waiting: @wanted && !built, reason: }
     end
 
     # Why nothing can be installed, and what to do about it. Without pgbus there is nothing to do, and no advice.
@@ -164,6 +173,7 @@ module PgbusNative
     def take_over(streamer)
       @lock.synchronize do
         CLASSES.each { |name| @reasons[name] = replace(streamer, name) }
+        @reasons[:StreamEventDispatcher] = install_feed(streamer) if native?(:OutboundPump)
         complain
       end
     end
@@ -187,6 +197,15 @@ module PgbusNative
     def patch(streamer)
       ConnectionPatch.install(streamer.const_get(:Connection))
       InstancePatch.install(streamer.const_get(:Instance))
+    end
+
+    # @return [String, nil] why not
+    def install_feed(streamer)
+      difference = Shape.difference_of_feed(streamer)
+      Feed.install(streamer) unless difference
+      difference
+    rescue StandardError, LoadError => e
+      "#{e.class}: #{e.message}"
     end
 
     # In one step, so that no other thread finds the constant missing; Ruby would warn of it.

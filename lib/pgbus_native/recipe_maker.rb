@@ -12,9 +12,11 @@ module PgbusNative
     attr_reader :failure
 
     # @param engine [#recipe, #ruby_recipe, #no_recipe] who takes the answers
+    # @param name [String] what the session is called unless the options say otherwise
     # @yieldreturn [String, Hash] the connection options of this moment
-    def initialize(engine, &options)
+    def initialize(engine, name: ConnectionOptions::APPLICATION_NAME, &options)
       @engine = engine
+      @name = name
       @options = options
       @mutex = Mutex.new
     end
@@ -58,7 +60,7 @@ module PgbusNative
 
     def answer(number)
       answered = false
-      options = ConnectionOptions.new(@options.call)
+      options = ConnectionOptions.new(@options.call, name: @name)
       @engine.recipe(number, options.hosts, options.keywords, options.variables)
       answered = true
     rescue HostLookup::Impossible => e

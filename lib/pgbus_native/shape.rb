@@ -20,6 +20,29 @@ module PgbusNative
 
     CONFIGURATION = %i[streams_connection_options streams_dispatch_queue_limit streams_listen_health_check_ms].freeze
 
+    # What the feed needs of the classes around it, each of `Pgbus` or of its streamer.
+    FEED = {
+      StreamEventDispatcher: {
+        handle: "_", notify_queue_name_for: "_", monotonic_ms: "", presence_join: "_ _", release_ar_connections: "",
+        record_stat: "stream_name: event_type: started_at: fanout: ephemeral:"
+      },
+      Instance: { register: "_", build_listener: "_ _" },
+      Registry: { connections_for: "_", empty?: "_", register: "_", unregister: "_" },
+      StreamCounter: { increment_broadcasts: "_", increment_connections: "_", increment_total_connections: "_" },
+      Client: { config: "", read_after: "_ after_id: limit:", shared_connection?: "" },
+      Configuration: %i[
+        streams_connection_options streams_fanout_write_deadline_ms streams_listen_health_check_ms streams_listen_scope
+        streams_pool_autoscale streams_pool_connection_options streams_write_deadline_ms streams_writer_threads
+      ].to_h { |name| [name, ""] }.merge(queue_name: "_")
+    }.freeze
+
+    DISPATCHER_STATE = %i[@filters @logger @registry @stream_counter].freeze
+
+    # Messages whose frames must have the same bytes.
+    MESSAGES = ["", "plain", "a\nb\r\nc\rd\n", "\n", "é \u2028 \u{1F600} \0 </script>", "id: 7", " leading"].freeze
+    EVENTS = [nil, "presence", " padded ", "two\nlines", ""].freeze
+    private_constant :MESSAGES, :EVENTS
+
     # Not as needed; the message says what.
     class Difference < StandardError; end
 
@@ -47,7 +70,54 @@ module PgbusNative
         e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
       end
 
+      # @param streamer [Module] `Pgbus::Web::Streamer`
+      # @return [String, nil] the first thing that a feed lacks, for a person
+      def difference_of_feed(streamer)
+        feed(streamer)
+        nil
+      rescue StandardError => e
+        e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
+      end
+
       private
+
+      def feed(streamer)
+        FEED.each do |name, calls|
+          klass = streamer.const_defined?(name, false) ? streamer.const_get(name) : ::Pgbus.const_get(name)
+          calls.each { |method, call| callable "#{name}##{method}", inherited_method(klass, method), call }
+        end
+        dispatcher streamer::StreamEventDispatcher
+        wake = streamer::Listener::WakeMessage.new(queue_name: "probe", payload: "text")
+        same "WakeMessage", [wake.queue_name, wake.payload], %w[probe text]
+        MESSAGES.product(EVENTS) { |html, event| frame(html, event) }
+      end
+
+      # A dispatcher starts nothing before it is asked to.
+      def dispatcher(klass)
+        probe = klass.new(client: nil, registry: nil, listener: nil, dispatch_queue: nil)
+        DISPATCHER_STATE.each do |name|
+          probe.instance_variable_defined?(name) or raise Difference, "StreamEventDispatcher's #{name} is missing"
+        end
+        same "ConnectMessage", klass::ConnectMessage.new(connection: :probe).connection, :probe
+      end
+
+      # Byte by byte what pgbus makes of a message.
+      def frame(html, event)
+        row = JSON.generate({ html:, event: }.compact)
+        name = event.to_s.strip
+        name = ::Pgbus::Streams::DEFAULT_SSE_EVENT if name.empty? || name.match?(/[\r\n]/)
+        known = ::Pgbus::Streams::Envelope.message(id: 7, event: name, data: html)
+        same "the frame of #{row}", Feed::Engine.frame_of_row(7, row).b, known.b
+      end
+
+      # One of a module's that the class includes will do, too.
+      def inherited_method(klass, name)
+        defines?(klass, name) || klass.method_defined?(name) or raise Difference, "#{klass.name}##{name} is missing"
+
+        method = klass.instance_method(name)
+        method = method.super_method while [Feed::InstancePatch, Feed::DispatcherPatch, InstancePatch].include?(method.owner)
+        method
+      end
 
       def outbound_pump(streamer)
         CONNECTION.each { |name, call| callable "Connection##{name}", own_method(streamer::Connection, name), call }

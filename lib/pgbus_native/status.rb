@@ -11,15 +11,16 @@ module PgbusNative
   #     installed: true,
   #     reason: nil,                            # why nothing is installed
   #     classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: :serving,
-  #                                text: "serving 12 browsers, 4711 frames written" }, MasterHub: { ... } } }
+  #                                text: "serving 12 browsers, 4711 frames written" }, MasterHub: { ... } },
+  #     feed: { native: true, waiting: false, reason: nil } }
   #
   # `native`: pgbus's constant is the native class. `waiting`: it will be when pgbus loads its streamer, which a process that
-  # never streams never does. `reason`: why it is not, nor will be. `state` and `text`: see {Service}; `:original` where it
-  # is pgbus's own class that serves.
+  # never streams never does; the feed, when the first browser comes. `reason`: why it is not, nor will be. `state` and
+  # `text`: see {Service}; `:original` where it is pgbus's own class that serves.
   class Status < Hash
     # @return [String]
     def to_s
-      [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }].join("\n")
+      [headline, extension_line, *self[:classes].map { |name, state| class_line(name, state) }, feed_line].join("\n")
     end
 
     # @return [String] what the two classes do, in one line, for the log
@@ -38,6 +39,15 @@ module PgbusNative
       extension = self[:extension]
       loaded = extension[:loaded] ? "loaded, #{extension[:path]}" : "not loaded#{": #{extension[:error]}" if extension[:error]}"
       "  extension     #{loaded} (#{extension[:ruby]})"
+    end
+
+    def feed_line
+      feed = self[:feed]
+      text = if feed[:native] then "native"
+             elsif feed[:waiting] then "native as soon as a browser comes"
+             else "pgbus's own dispatcher: #{feed[:reason] || self[:reason]}"
+             end
+      "  feed          #{text}"
     end
 
     def class_line(name, state)

@@ -27,7 +27,7 @@ class PgbusTree
     "pgbus/version.rb" => %(module Pgbus\n  VERSION = "0.14.1"\nend\n),
     "pgbus/web/streamer.rb" => <<~RUBY,
       require "standin/envelope"
-      %w[connection listener hub_protocol stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
+      %w[database registry connection listener hub_protocol stream_counter stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
       module Pgbus::Web
         module Streamer
         end
@@ -68,6 +68,7 @@ class PgbusTree
 
               private
 
+              def build_listener(pg_connection, connection_factory) = nil
               def build_pump = nil
               def close_all_connections = nil
             end

@@ -16,7 +16,17 @@ module PassOverWakeAfterLoss
   end
 end
 
+# Most integration specs give their streamer a LISTEN connection; with one of its own it has what it has in production.
+module WithoutGivenConnection
+  def initialize(pg_connection: nil, **)
+    given = defined?(PG::Connection) && pg_connection.is_a?(PG::Connection)
+    pg_connection.close if given
+    super(pg_connection: (pg_connection unless given), **)
+  end
+end
+
 RSpec.configure do |config|
+  config.before(:suite) { Pgbus::Web::Streamer::Instance.prepend(WithoutGivenConnection) }
   check = proc do
     next if [Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub] ==
             [PgbusNative::OutboundPump, PgbusNative::MasterHub]

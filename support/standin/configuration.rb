@@ -13,7 +13,8 @@ module Pgbus
       streams_listen_health_check_ms: 250, streams_dispatch_queue_limit: 0,
       streams_write_deadline_ms: 5_000, streams_fanout_write_deadline_ms: 250,
       streams_writer_threads: 0, streams_writer_buffer_limit: 0,
-      streams_heartbeat_interval: 15, streams_max_connections: 2_000
+      streams_heartbeat_interval: 15, streams_max_connections: 2_000,
+      streams_listen_scope: :master, streams_pool_autoscale: false
     }.freeze
 
     attr_accessor(*DEFAULTS.keys)
@@ -25,6 +26,9 @@ module Pgbus
 
     # @return [String, Hash] what the LISTEN session connects with
     def streams_connection_options = database_url || connection_params
+
+    # @return [String, Hash] what rows are read with
+    def streams_pool_connection_options = streams_connection_options
 
     def queue_name(stream) = "#{queue_prefix}_#{stream}"
   end

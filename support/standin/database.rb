@@ -46,6 +46,7 @@ module Pgbus
     QUEUE = <<~SQL
       CREATE TABLE IF NOT EXISTS %<table>s (msg_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         enqueued_at timestamptz NOT NULL DEFAULT clock_timestamp(), message jsonb NOT NULL);
+      CREATE TABLE IF NOT EXISTS %<archive>s (LIKE %<table>s, archived_at timestamptz NOT NULL DEFAULT now());
       CREATE OR REPLACE TRIGGER wake_listeners AFTER INSERT ON %<table>s FOR EACH STATEMENT
         EXECUTE FUNCTION pgmq.wake_listeners();
     SQL
@@ -57,7 +58,10 @@ module Pgbus
       @mutex = Mutex.new
     end
 
-    def ensure_stream_queue(stream) = exec("#{TRIGGER}#{format(QUEUE, table: table(stream))}")
+    # Each process has a session of its own.
+    def shared_connection? = false
+
+    def ensure_stream_queue(stream) = exec("#{TRIGGER}#{format(QUEUE, table: table(stream), archive: table(stream, "a"))}")
 
     def read_after(stream, after_id:, limit: 500)
       exec("SELECT msg_id, enqueued_at, message FROM #{table(stream)} WHERE msg_id > $1 ORDER BY msg_id LIMIT $2",
@@ -79,7 +83,7 @@ module Pgbus
 
     private
 
-    def table(stream) = "pgmq.#{PG::Connection.quote_ident("q_#{config.queue_name(stream)}")}"
+    def table(stream, kind = "q") = "pgmq.#{PG::Connection.quote_ident("#{kind}_#{config.queue_name(stream)}")}"
 
     def exec(sql, params = nil)
       @mutex.synchronize do

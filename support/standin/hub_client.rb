@@ -30,6 +30,9 @@ module Pgbus
           raise HubUnavailableError, "cannot reach the hub at #{@socket_path}: #{e.class}: #{e.message}"
         end
 
+        # As a listener's: it listens since it is connected.
+        def start = self
+
         def hub_healthy? = @healthy
         def dead? = @dead
 

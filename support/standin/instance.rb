@@ -3,55 +3,31 @@
 module Pgbus
   module Web
     module Streamer
-      # The connections of a worker, by stream.
-      class Registry
-        def initialize
-          @mutex = Mutex.new
-          @by_stream = Hash.new { |streams, name| streams[name] = {}.compare_by_identity }
-        end
-
-        def register(connection) = synchronize { @by_stream[connection.stream_name][connection] = true }
-
-        def unregister(connection)
-          synchronize do
-            connections = @by_stream[connection.stream_name]
-            connections.delete(connection)
-            @by_stream.delete(connection.stream_name) if connections.empty?
-          end
-        end
-
-        def connections_for(stream) = synchronize { @by_stream.fetch(stream, {}).keys }
-        def any?(stream) = synchronize { @by_stream.key?(stream) }
-        def include?(connection) = synchronize { @by_stream.fetch(connection.stream_name, {}).key?(connection) }
-        def each_connection(&) = synchronize { @by_stream.values.flat_map(&:keys) }.each(&)
-        def size = synchronize { @by_stream.each_value.sum(&:size) }
-
-        private
-
-        def synchronize(&) = @mutex.synchronize(&)
-      end
-
       # Everything that streams in one Puma worker. Listens through the hub whose socket PGBUS_STREAMS_HUB_SOCKET names,
       # or by a session of its own.
       class Instance
-        attr_reader :registry, :listener, :pump
+        attr_reader :registry, :listener, :pump, :stream_counter
 
-        def initialize(client: Pgbus.client, config: Pgbus.configuration, logger: Pgbus.logger)
+        def initialize(client: Pgbus.client, config: Pgbus.configuration, logger: Pgbus.logger, pg_connection: nil,
+                       connection_factory: nil)
           patch # as it is by itself in pgbus
+          @client = client
           @config = config
           @logger = logger
           @registry = Registry.new
           @dispatch_queue = Queue.new
           @ack_queue = Queue.new
+          @stream_counter = StreamCounter.new
+          @listener = build_listener(pg_connection, connection_factory)
           @pump = build_pump
-          @listener = build_listener
           @dispatcher = StreamEventDispatcher.new(client:, registry: @registry, listener: @listener, config:, logger:,
-                                                  dispatch_queue: @dispatch_queue, pump: @pump, ack_queue: @ack_queue)
+                                                  dispatch_queue: @dispatch_queue, pump: @pump, ack_queue: @ack_queue,
+                                                  stream_counter: @stream_counter)
           @end = Queue.new
         end
 
         def start
-          [@pump, @dispatcher].each { |part| part&.start }
+          [@pump, @listener, @dispatcher].each { |part| part&.start }
           @heartbeat = Thread.new { beat until @end.pop(timeout: @config.streams_heartbeat_interval) }
           self
         end
@@ -73,6 +49,7 @@ module Pgbus
         def patch
           PgbusNative::ConnectionPatch.install(Connection)
           PgbusNative::InstancePatch.install(Instance)
+          PgbusNative::Feed.install(Streamer)
         end
 
         def build_pump
@@ -92,13 +69,13 @@ module Pgbus
           end
         end
 
-        def build_listener
+        def build_listener(pg_connection, connection_factory)
           socket_path = ENV.fetch("PGBUS_STREAMS_HUB_SOCKET", nil)
           return HubClient.new(socket_path:, dispatch_queue: @dispatch_queue, logger: @logger).connect if socket_path
 
-          factory = -> { DedicatedConnection.connect(@config.streams_connection_options) }
-          Listener.new(pg_connection: factory.call, dispatch_queue: @dispatch_queue, connection_factory: factory,
-                       health_check_ms: @config.streams_listen_health_check_ms, logger: @logger).start
+          connection_factory ||= -> { DedicatedConnection.connect(@config.streams_connection_options) }
+          Listener.new(pg_connection: pg_connection || connection_factory.call, dispatch_queue: @dispatch_queue,
+                       connection_factory:, health_check_ms: @config.streams_listen_health_check_ms, logger: @logger)
         end
 
         def beat

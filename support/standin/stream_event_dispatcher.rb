@@ -18,7 +18,9 @@ module Pgbus
 
         READ_LIMIT = 500
 
-        def initialize(client:, registry:, listener:, dispatch_queue:, pump:, ack_queue:, config:, logger: Pgbus.logger)
+        def initialize(client:, registry:, listener:, dispatch_queue:, pump: nil, ack_queue: Queue.new,
+                       config: Pgbus.configuration, filters: Pgbus::Streams.filters, stream_counter: StreamCounter.new,
+                       logger: Pgbus.logger)
           @client = client
           @registry = registry
           @listener = listener
@@ -26,6 +28,8 @@ module Pgbus
           @pump = pump
           @acks = ack_queue
           @config = config
+          @filters = filters
+          @stream_counter = stream_counter
           @logger = logger
           @streams = {} # queue name → stream name, for the streams that somebody is on
           @accepted = {} # connection → the highest msg_id its pump accepted
@@ -67,7 +71,7 @@ module Pgbus
         # every later wake waits on the queue until this browser is registered.
         def connect(connection)
           stream = connection.stream_name
-          queue = @config.queue_name(stream)
+          queue = notify_queue_name_for(stream)
           @listener.ensure_listening(queue)
           @streams[queue] = stream
           loop do
@@ -75,7 +79,8 @@ module Pgbus
             connection.enqueue(envelopes)
             break if envelopes.size < READ_LIMIT || connection.dead?
           end
-          @registry.register(connection) unless connection.dead?
+          @stream_counter.increment_total_connections(stream)
+          join(connection) unless connection.dead?
         rescue StandardError
           connection.mark_dead!
           raise
@@ -83,12 +88,19 @@ module Pgbus
           disconnect(connection) if connection.dead?
         end
 
+        def join(connection)
+          @stream_counter.increment_connections(connection.stream_name)
+          @registry.register(connection)
+          presence_join(connection, connection.stream_name)
+        end
+
         def disconnect(connection)
-          @registry.unregister(connection)
+          left = @registry.unregister(connection)
+          @stream_counter.decrement_connections(connection.stream_name) if left
           @accepted.delete(connection)
           connection.close
-          queue = @config.queue_name(connection.stream_name)
-          return if @registry.any?(connection.stream_name)
+          queue = notify_queue_name_for(connection.stream_name)
+          return unless @registry.empty?(connection.stream_name)
 
           @listener.remove_listening(queue) if @streams.delete(queue)
         end
@@ -106,6 +118,7 @@ module Pgbus
           envelopes = read_after(stream, connections.map { |each| accepted(each) }.min)
           return if envelopes.empty?
 
+          @stream_counter.increment_broadcasts(stream)
           max = envelopes.last.msg_id
           deadline_ms = @config.streams_fanout_write_deadline_ms
           connections.each do |each|
@@ -145,6 +158,14 @@ module Pgbus
           message = JSON.parse(json)
           StreamEnvelope.new(payload: message.fetch("html"), event: message["event"], **)
         end
+
+        def notify_queue_name_for(stream) = @config.queue_name(stream)
+
+        # Of presence, statistics and ActiveRecord's connections an app without Rails has none.
+        def presence_join(connection, stream) = nil
+        def record_stat(stream_name:, event_type:, started_at:, fanout: nil, ephemeral: false) = nil
+        def release_ar_connections = nil
+        def monotonic_ms = ::Process.clock_gettime(::Process::CLOCK_MONOTONIC, :float_millisecond)
       end
     end
   end

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod feed;
 pub mod frame;
 pub mod hub;
 pub mod inherit;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 /// The longest JSON text of a frame, in bytes.
@@ -22,7 +22,33 @@ pub enum Request {
     Unknown(String),
 }
 
-/// Why a worker's bytes are no frame. There is no way back into step after one: the worker is severed.
+/// What the hub said.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "t", rename_all = "lowercase")]
+pub enum Reply {
+    /// LISTEN is active for this queue.
+    Ack {
+        /// The queue.
+        q: String,
+    },
+    /// The readers of a queue are to look.
+    Wake {
+        /// The queue.
+        q: String,
+        /// None for a durable wake, the text of an ephemeral one.
+        p: Option<String>,
+    },
+    /// Whether the LISTEN session is up.
+    Status {
+        /// True: it is.
+        healthy: bool,
+    },
+    /// Something that a later hub may say.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Why bytes are no frame. There is no way back into step after one: the connection is severed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// The announced length.
@@ -33,7 +59,7 @@ pub enum ProtocolError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// Turns bytes, in pieces of any size, into requests. Its memory follows what arrived, never what was announced.
+/// Turns bytes, in pieces of any size, into frames. Its memory follows what arrived, never what was announced.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: BytesMut,
@@ -45,11 +71,23 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame; None until more bytes arrive.
+    /// The next whole frame, as the hub understands it; None until more bytes arrive.
     ///
     /// # Errors
     /// [`ProtocolError`], after which the decoder is of no use.
     pub fn next_request(&mut self) -> Result<Option<Request>, ProtocolError> {
+        Ok(self.next_frame::<Object>()?.map(Request::from))
+    }
+
+    /// The next whole frame, as a worker understands it; None until more bytes arrive.
+    ///
+    /// # Errors
+    /// [`ProtocolError`], after which the decoder is of no use.
+    pub fn next_reply(&mut self) -> Result<Option<Reply>, ProtocolError> {
+        self.next_frame()
+    }
+
+    fn next_frame<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ProtocolError> {
         let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let length = u32::from_be_bytes(*header) as usize;
         if length > MAX_FRAME_BYTES {
@@ -61,10 +99,10 @@ impl Decoder {
         }
         let frame = self.buffer.split_to(end);
         if self.buffer.is_empty() {
-            // A worker's one large frame must not keep its room for good.
+            // One large frame must not keep its room for good.
             self.buffer = BytesMut::new();
         }
-        Ok(Some(serde_json::from_slice::<Object>(&frame[HEADER_BYTES..])?.into()))
+        Ok(Some(serde_json::from_slice(&frame[HEADER_BYTES..])?))
     }
 }
 
@@ -73,7 +111,7 @@ impl Decoder {
 /// # Errors
 /// [`ProtocolError::TooLarge`].
 pub fn ack(queue: &str) -> Result<Bytes, ProtocolError> {
-    encode(&Reply::Ack { q: queue })
+    encode(&Message::Ack { q: queue })
 }
 
 /// A frame that wakes the readers of `queue`: durable without, ephemeral with a payload.
@@ -81,7 +119,7 @@ pub fn ack(queue: &str) -> Result<Bytes, ProtocolError> {
 /// # Errors
 /// [`ProtocolError::TooLarge`].
 pub fn wake(queue: &str, payload: Option<&str>) -> Result<Bytes, ProtocolError> {
-    encode(&Reply::Wake { q: queue, p: payload })
+    encode(&Message::Wake { q: queue, p: payload })
 }
 
 /// A frame that says whether the LISTEN session is up.
@@ -89,22 +127,40 @@ pub fn wake(queue: &str, payload: Option<&str>) -> Result<Bytes, ProtocolError> 
 /// # Errors
 /// [`ProtocolError::TooLarge`] in theory.
 pub fn status(healthy: bool) -> Result<Bytes, ProtocolError> {
-    encode(&Reply::Status { healthy })
+    encode(&Message::Status { healthy })
+}
+
+/// A frame by which a worker subscribes to `queue`.
+///
+/// # Errors
+/// [`ProtocolError::TooLarge`].
+pub fn sub(queue: &str) -> Result<Bytes, ProtocolError> {
+    encode(&Message::Sub { q: queue })
+}
+
+/// A frame by which a worker ends its subscription to `queue`.
+///
+/// # Errors
+/// [`ProtocolError::TooLarge`].
+pub fn unsub(queue: &str) -> Result<Bytes, ProtocolError> {
+    encode(&Message::Unsub { q: queue })
 }
 
 #[derive(Serialize)]
 #[serde(tag = "t", rename_all = "lowercase")]
-enum Reply<'a> {
+enum Message<'a> {
     Ack { q: &'a str },
     Wake { q: &'a str, p: Option<&'a str> },
     Status { healthy: bool },
+    Sub { q: &'a str },
+    Unsub { q: &'a str },
 }
 
-fn encode(reply: &Reply<'_>) -> Result<Bytes, ProtocolError> {
+fn encode(message: &Message<'_>) -> Result<Bytes, ProtocolError> {
     let mut frame = BytesMut::with_capacity(128);
     frame.put_u32(0);
     let mut writer = frame.writer();
-    serde_json::to_writer(&mut writer, reply)?;
+    serde_json::to_writer(&mut writer, message)?;
     let mut frame = writer.into_inner();
     let length = frame.len() - HEADER_BYTES;
     if length > MAX_FRAME_BYTES {
@@ -295,6 +351,21 @@ mod tests {
         assert_eq!(text(status(true).unwrap()), r#"{"t":"status","healthy":true}"#);
         let bytes = status(false).unwrap();
         assert_eq!(bytes[..4], (bytes.len() as u32 - 4).to_be_bytes());
+    }
+
+    #[test]
+    fn a_worker_understands_what_the_hub_says_and_the_hub_what_a_worker_says() {
+        let mut decoder = Decoder::default();
+        for frame in [ack("a\"b"), wake("chat", None), wake("chat", Some("<b>\n")), status(false)] {
+            decoder.push(&frame.unwrap());
+        }
+        decoder.push(&frame(br#"{"t":"news","q":7}"#));
+        let replies: Vec<Reply> = std::iter::from_fn(|| decoder.next_reply().unwrap()).collect();
+        let wake = |p: Option<&str>| Reply::Wake { q: "chat".into(), p: p.map(Into::into) };
+        let ack = Reply::Ack { q: "a\"b".into() };
+        assert_eq!(replies, [ack, wake(None), wake(Some("<b>\n")), Reply::Status { healthy: false }, Reply::Unknown]);
+        assert_eq!(decode(&sub("a\"b").unwrap()).unwrap(), [Request::Sub("a\"b".into())]);
+        assert_eq!(decode(&unsub("chat").unwrap()).unwrap(), [Request::Unsub("chat".into())]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use magnus::{Error, Ruby};
 
 mod argument;
 mod born;
+mod feed;
 mod fork;
 mod frames;
 mod gvl;
@@ -22,5 +23,6 @@ fn init(ruby: &Ruby) -> Result<(), Error> {
     frames::init(ruby, module)?;
     outlet::init(ruby, module)?;
     writers::init(ruby, module)?;
-    master_hub::init(ruby, module)
+    master_hub::init(ruby, module)?;
+    feed::init(ruby, module)
 }

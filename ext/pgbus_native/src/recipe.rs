@@ -20,7 +20,7 @@ pub fn made_of(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Resu
 type HostFields = (Option<String>, Option<String>, Vec<String>, Option<String>, String, RString);
 
 /// Hosts, libpq's other keywords, and the variables to SET.
-fn options(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Result<Options, OptionsError>, Error> {
+pub fn options(hosts: RArray, keywords: RHash, variables: RArray) -> Result<Result<Options, OptionsError>, Error> {
     let hosts = (0..hosts.len()).map(|at| hosts.entry::<HostFields>(at as isize)).collect::<Result<Vec<_>, _>>()?;
     let keywords: HashMap<String, String> = keywords.to_hash_map()?;
     let variables = variables.to_vec::<(String, String)>()?;

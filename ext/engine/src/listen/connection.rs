@@ -84,7 +84,7 @@ impl Connection {
 }
 
 /// The server's words, or ours, on one line.
-pub(super) fn words(error: &tokio_postgres::Error) -> String {
+pub(crate) fn words(error: &tokio_postgres::Error) -> String {
     if let Some(error) = error.as_db_error() {
         let mut text = format!("{}:  {}", error.severity(), error.message());
         for (label, more) in [("DETAIL", error.detail()), ("HINT", error.hint())] {

@@ -30,6 +30,7 @@ mod socket;
 mod tls;
 
 pub use connect::open;
+pub(crate) use connection::words;
 pub use connection::{Connection, Link};
 pub use error::{ConnectError, OptionsError};
 pub(crate) use live::Live;

@@ -1,6 +1,8 @@
 //! A TCP proxy in front of a server, in the test's own runtime, that can fall silent without closing anything, hold
 //! answers back, and counts what passes.
 
+#![allow(dead_code)] // Each test file uses its part.
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 

@@ -1,0 +1,52 @@
+//! The connections that a feed serves, by their keys.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::events::{Offer, Outlets};
+use crate::frame::Frame;
+use crate::pump::{self, Outlet};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Served {
+    outlets: HashMap<u32, Arc<Outlet>>,
+    deadline: Duration,
+}
+
+impl Served {
+    /// A socket may take no byte of a frame for as long as `deadline`.
+    pub fn new(deadline: Duration) -> Self {
+        Self { outlets: HashMap::new(), deadline }
+    }
+
+    pub fn insert(&mut self, key: u32, outlet: Arc<Outlet>) {
+        self.outlets.insert(key, outlet);
+    }
+
+    /// None: it is not served.
+    pub fn remove(&mut self, key: u32) -> Option<Arc<Outlet>> {
+        self.outlets.remove(&key)
+    }
+
+    pub fn get(&self, key: u32) -> Option<&Arc<Outlet>> {
+        self.outlets.get(&key)
+    }
+
+    /// Ends all connections, so that their browsers come back.
+    pub fn fail_all(&mut self) {
+        self.outlets.drain().for_each(|(_, outlet)| _ = outlet.fail());
+    }
+}
+
+impl Outlets for Served {
+    fn offer(&mut self, key: u32, frame: &Arc<Frame>) -> Offer {
+        let Some(outlet) = self.outlets.get(&key) else { return Offer::Dead };
+        match outlet.offer(frame, self.deadline) {
+            pump::Offer::Taken => Offer::Taken,
+            pump::Offer::Full => Offer::Full,
+            pump::Offer::Closed => Offer::Dead,
+        }
+    }
+}
