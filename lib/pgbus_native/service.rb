@@ -60,7 +60,9 @@ module PgbusNative
       end
 
       def without_pump
-        unused("streams_writer_threads is 0, set it to 1") unless setting(:streams_writer_threads, 0).positive?
+        return if setting(:streams_writer_threads, 0).positive? || PgbusNative.configuration.writers.positive?
+
+        unused("streams_writer_threads and PgbusNative.configuration.writers are 0, set one of them to 1")
       end
 
       def without_browsers

@@ -41,7 +41,10 @@ impl Engine {
         let (Some(feed), Some(outlet)) = (self.0.get(), outlet.get()) else { return false };
         let (id, stream, queue) = names;
         let cursor = outlet.cursor();
-        feed.connect(Connect { key, id: id.into(), stream: stream.into(), queue: queue.into(), cursor }, outlet.clone());
+        feed.connect(
+            Connect { key, id: id.into(), stream: stream.into(), queue: queue.into(), cursor },
+            outlet.clone(),
+        );
         true
     }
 

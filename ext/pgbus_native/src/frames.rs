@@ -82,9 +82,7 @@ impl Frames {
         let encoded: Value = ruby.get_inner(self.encoder).funcall(*CALL, (msg_id, envelope))?;
         Ok(match RString::from_value(encoded) {
             // SAFETY: the bytes are copied before anything of Ruby runs.
-            Some(bytes) => {
-                Item::Frame(Arc::new(Frame { msg_id: position, bytes: unsafe { bytes.as_slice() }.into() }))
-            }
+            Some(bytes) => Item::Frame(Arc::new(Frame { msg_id: position, bytes: unsafe { bytes.as_slice() }.into() })),
             None => Item::Broken { msg_id: position, reason: encoded.to_string().into() },
         })
     }

@@ -123,13 +123,7 @@ impl Outlet {
     }
 
     /// The job of a post: everything is read and made before anything is handed over.
-    pub fn job(
-        &self,
-        ruby: &Ruby,
-        outlet: &pump::Outlet,
-        envelopes: RArray,
-        deadline: Duration,
-    ) -> Result<Job, Error> {
+    pub fn job(&self, ruby: &Ruby, outlet: &pump::Outlet, envelopes: RArray, deadline: Duration) -> Result<Job, Error> {
         let writers = ruby.get_inner(self.writers);
         let (queued_to, mut known_from) = (outlet.queued_to(), None);
         let mut items = Vec::with_capacity(envelopes.len());

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
 use magnus::typed_data::Obj;
 use magnus::{
     function, gc, method, prelude::*, DataTypeFunctions, Error, IntoValue, RArray, RHash, RModule, Ruby, Symbol,
@@ -104,7 +103,8 @@ impl Writers {
     ) -> Result<Option<Outlet>, Error> {
         let Some(pump) = rb_self.pump.get() else { return Ok(None) };
         let (fan_out, write) = deadlines_ms;
-        let deadlines = Deadlines { fan_out: argument::deadline(ruby, fan_out)?, write: argument::deadline(ruby, write)? };
+        let deadlines =
+            Deadlines { fan_out: argument::deadline(ruby, fan_out)?, write: argument::deadline(ruby, write)? };
         Outlet::adopt(ruby, rb_self, pump, (connection, io), deadlines)
     }
 
@@ -166,10 +166,7 @@ impl Writers {
         gvl::check_interrupts(ruby)?;
         let timeout = if self.frames.age(ruby)? { frames::LIFE } else { Duration::MAX };
         gvl::without_gvl(
-            || match pump.reports().recv_timeout(timeout) {
-                Ok(batch) => batch,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
-            },
+            || pump.reports().recv_timeout(timeout).unwrap_or_default(),
             || pump.disturb_reports(),
         )
     }
