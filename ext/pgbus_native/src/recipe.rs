@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use magnus::{prelude::*, Error, RArray, RHash, RString};
+use magnus::{Error, RArray, RHash, RString};
 use pgbus_native_engine::listen::{Host, Options, OptionsError, Place};
 use pgbus_native_engine::session::recipe::Recipe;
 
