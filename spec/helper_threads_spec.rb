@@ -25,42 +25,41 @@ RSpec.describe "helper threads" do
   describe "of a pump" do
     include OutboundPumpHelper
 
-    # The first that is posted dies, the second gets a frame.
+    # A browser dies, and another one gets two frames afterwards.
     def expect_service(pump)
       gone, here = browser("gone"), browser("here")
       gone.socket.close
       pump.post(gone.connection, [envelope(1)], 1, deadline_ms: 1000)
-      pump.post(here.connection, [envelope(1)], 1, deadline_ms: 1000)
-      yield(gone, here)
-      expect(here.read(frame(1).bytesize)).to eq(frame(1))
+      expect(pop(dead)).to be(gone.connection)
+      2.times do |i|
+        pump.post(here.connection, [envelope(i + 1)], i + 1, deadline_ms: 1000)
+        expect(here.read(frame(i + 1).bytesize)).to eq(frame(i + 1))
+        yield here if block_given?
+      end
       expect(pump).to be_alive
       expect(pump.stop).to be(pump)
       expect(pump).not_to be_alive
-      expect(pump.stats).to include(dead: 1, acks: 1)
+      expect(pump.stats).to include(dead: 1, acks: 2)
     end
+
+    def expect_ack = ->(here) { expect(pop(acks).connection).to be(here.connection) }
 
     deadly.each do |what, ending|
       it "survive #{what} of on_dead" do
         fatal = build_pump(on_dead: ->(c) { (dead << c) && ending.call }).start
-        expect_service(fatal) do |gone, here|
-          expect(pop(dead)).to be(gone.connection)
-          expect(pop(acks).connection).to be(here.connection)
-        end
+        expect_service(fatal, &expect_ack)
       end
 
       it "survive #{what} of the ack_queue" do
         queue = Object.new
-        queue.define_singleton_method(:<<) { |_| ending.call }
-        fatal = build_pump(ack_queue: queue).start
-        expect_service(fatal) { |gone, _| expect(pop(dead)).to be(gone.connection) }
+        seen = acks
+        queue.define_singleton_method(:<<) { |ack| (seen << ack) && ending.call }
+        expect_service(build_pump(ack_queue: queue).start, &expect_ack)
       end
 
       it "survive #{what} of a subscriber" do
         subscribed(:dead, ->(*) { ending.call }) do
-          expect_service(pump.start) do |gone, here|
-            expect(pop(dead)).to be(gone.connection)
-            expect(pop(acks).connection).to be(here.connection)
-          end
+          expect_service(pump.start, &expect_ack)
         end
       end
 
@@ -68,10 +67,7 @@ RSpec.describe "helper threads" do
         broken = Logger.new(IO::NULL)
         %i[debug info warn error].each { |level| broken.define_singleton_method(level) { |*| ending.call } }
         fatal = build_pump(logger: broken, on_dead: ->(c) { (dead << c) && raise("to be logged") }).start
-        expect_service(fatal) do |gone, here|
-          expect(pop(dead)).to be(gone.connection)
-          expect(pop(acks).connection).to be(here.connection)
-        end
+        expect_service(fatal, &expect_ack)
       end
 
       it "survive #{what} of a connection's own enqueue, which is dead then, and told so once (invariant 4)" do
