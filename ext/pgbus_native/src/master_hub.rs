@@ -58,7 +58,8 @@ impl Engine {
             health_check: seconds(ruby, health_check)?,
             session: if recipes { Session::Recipes } else { Session::Ruby },
         };
-        let hub = Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error), "the hub's thread"))?;
+        let hub =
+            Hub::spawn(options).map_err(|error| start_error(ruby, &StartError::System(error), "the hub's thread"))?;
         Ok(Self { hub: ManuallyDrop::new(hub), generation: inherit::generation(), socket_path })
     }
 
@@ -265,9 +266,8 @@ fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error
 fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     match error {
         StartError::PathTooLong { .. } => Error::new(ruby.exception_arg_error(), error.to_string()),
-        StartError::System(system) => {
-            system_call_error(ruby, system, what).unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string()))
-        }
+        StartError::System(system) => system_call_error(ruby, system, what)
+            .unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string())),
         StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => {
             engine_error(ruby, "ConnectionFailed", error)
         }

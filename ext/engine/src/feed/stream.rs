@@ -280,7 +280,12 @@ impl Stream {
 
     fn hand_out(&mut self, item: &Item, place: Place, turn: &mut Turn) {
         let stream = Arc::clone(&self.name);
-        turn.requests.output(Output::Sent { stream, fanout: self.browsers.len(), ephemeral: true });
+        turn.requests.output(Output::Sent {
+            queue: turn.queue.clone(),
+            stream,
+            fanout: self.browsers.len(),
+            ephemeral: true,
+        });
         for serial in Ephemerals::recipients(item, &self.browsers) {
             let Some(cursor) = self.browsers.get(serial).map(|browser| browser.cursor) else { continue };
             if !self.browsers.offer_ephemeral(serial, (&item.frame, place), self.limits, turn) {
@@ -313,7 +318,12 @@ impl Stream {
         if for_tail || is_new {
             self.counted = self.counted.max(Some(last));
             let stream = Arc::clone(&self.name);
-            turn.requests.output(Output::Sent { stream, fanout: self.browsers.len(), ephemeral: false });
+            turn.requests.output(Output::Sent {
+                queue: turn.queue.clone(),
+                stream,
+                fanout: self.browsers.len(),
+                ephemeral: false,
+            });
         }
     }
 
