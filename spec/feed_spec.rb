@@ -166,6 +166,7 @@ RSpec.describe "The feed of a worker" do
     eventually("all are registered") { streamer.registry.size == 3 }
     broadcast("one")
     readers.each { |reader| reader.hear("data: one\n") }
+    whisper("counted")
     eventually("the count") { streamer.stream_counter.broadcasts(stream).positive? }
     readers.first.close
     broadcast("two")

@@ -62,7 +62,7 @@ RSpec.describe "Installing into pgbus" do
         require "pgbus_native"
         states = PgbusNative.status[:classes].values
         p [PgbusNative.installed?, *states.map { |state| state[:waiting] && !state[:native] }]
-        puts PgbusNative.status.to_s.include?("unused: streams_writer_threads is 0") ? $LOADED_FEATURES.grep(/web.streamer/).inspect : PgbusNative.status
+        puts PgbusNative.status.to_s.include?("OutboundPump  waiting for a first browser") ? $LOADED_FEATURES.grep(/web.streamer/).inspect : PgbusNative.status
         p !Pgbus::Web.autoload?(:Streamer).nil?
       RUBY
     end
@@ -200,11 +200,11 @@ RSpec.describe "Installing into pgbus" do
       expect(JSON.parse(hash, symbolize_names: true))
         .to include(version: PgbusNative::VERSION, supported: ">= 0.13.1, < 1.0", installed: true, reason: nil,
                     extension: include(loaded: true, error: nil, ruby: include(RUBY_VERSION)),
-                    classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: "unused", text: /streams_writer_threads is 0/ },
+                    classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: "waiting", text: /first browser/ },
                                MasterHub: { native: true, waiting: false, reason: nil, state: "unused", text: /Puma does not run/ } })
       expect(text).to match(/\Apgbus_native #{PgbusNative::VERSION} with pgbus [\d.]+ .*\n  extension     loaded, .*#{RUBY_VERSION}/)
-        .and end_with("\n  OutboundPump  unused: streams_writer_threads is 0, set it to 1\n" \
-                      "  MasterHub     no hub: Puma does not run in this process\n")
+        .and include("\n  OutboundPump  waiting for a first browser\n  MasterHub     no hub: Puma does not run in this process\n" \
+                       "  feed          ")
     end
   end
 

@@ -317,7 +317,7 @@ RSpec.describe PgbusNative::OutboundPump do
         exit!(0)
       end
       writer.close
-      expect(reader.read).to eq("unused: streams_writer_threads is 0, set it to 1")
+      expect(reader.read).to eq("waiting for a first browser")
       Process.wait(pid)
     end
   end

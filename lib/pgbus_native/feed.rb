@@ -108,7 +108,7 @@ module PgbusNative
     def alive? = !@stopped && !!@engine&.usable?
 
     # @return [Boolean] whether wakes are heard now
-    def connected? = alive? && @engine.stats.fetch(:hears)
+    def connected? = alive? && @engine.stats.fetch(:hears, false)
 
     # Takes a connection in that a native pump has taken in: it gets what it lacks, and then whatever comes. Again at will.
     #
@@ -167,9 +167,13 @@ module PgbusNative
     # - `browsers`, `streams`: now; `hears`: whether wakes are heard now
     # - `wakes`, `pages`, `rows`, `questions`: heard, read, read, asked
     # - `given_up`: browsers that read too slowly for their ephemeral messages; `losses`: of the source of wakes
+    # - `callback_failures`: how often a filter or the logger raised; `thread_restarts`: how often the feed's Ruby thread
+    #   was killed and came back
     #
     # @return [Hash{Symbol => Object}]
-    def stats = @engine ? @engine.stats : {}
+    def stats
+      { **(@engine ? @engine.stats : {}), callback_failures: @guard.failures, thread_restarts: @reporter.restarts }
+    end
 
     # @return [String] without the configuration, which may hold a password
     def inspect = "#<#{self.class} #{@hub ? "hub=#{@hub}" : "own session"}#{" running" if alive?}>"

@@ -3,7 +3,7 @@
 require_relative "live"
 
 module PgbusNative
-  # The figures of this process's hubs and pumps in Prometheus's text format, version 0.0.4. See {PgbusNative.prometheus}.
+  # The figures of this process's hubs, pumps and feeds in Prometheus's text format, version 0.0.4. See {PgbusNative.prometheus}.
   class Prometheus
     # Key in `stats`, type, what it says.
     HUB = [
@@ -32,6 +32,19 @@ module PgbusNative
       [:thread_restarts, :counter, "Times that a Ruby thread of the pump was killed and came back."]
     ].freeze
 
+    FEED = [
+      [:browsers, :gauge, "Browsers that the feed serves."],
+      [:streams, :gauge, "Streams that somebody is on."],
+      [:wakes, :counter, "Wakes heard."],
+      [:pages, :counter, "Pages of rows read."],
+      [:rows, :counter, "Rows read."],
+      [:questions, :counter, "Questions to the app's filters."],
+      [:given_up, :counter, "Browsers given up for reading too slowly."],
+      [:losses, :counter, "Times that the source of wakes was lost."],
+      [:callback_failures, :counter, "Times that a filter or the logger raised."],
+      [:thread_restarts, :counter, "Times that a Ruby thread of the feed was killed and came back."]
+    ].freeze
+
     def initialize
       @lines = []
     end
@@ -40,10 +53,14 @@ module PgbusNative
     def text
       hubs = Live.each_of(:hub).map { |hub, _| [{ socket: hub.socket_path }, hub.stats] }
       pumps = Live.each_of(:pump).map { |pump, number| [{ pump: number }, pump.stats] }
+      feeds = Live.each_of(:feed).map { |feed, number| [{ feed: number }, feed.stats] }
       session(hubs)
       table("hub", HUB, hubs)
       table("pump", PUMP, pumps)
       frames(pumps)
+      table("feed", FEED, feeds)
+      metric("feed_hears", :gauge, "1 while the feed hears wakes.",
+             feeds.filter_map { |labels, stats| [labels, stats[:hears] ? 1 : 0] if stats.key?(:hears) })
       @lines.join
     end
 

@@ -71,13 +71,13 @@ RSpec.describe "PgbusNative.status in Puma" do
 
   before { @plugin = plugin }
 
-  it "says that there is no hub in single mode, and no pump with streams_writer_threads 0" do
-    boot("plugin :pgbus_streams", app)
-    expect_status(/OutboundPump  unused: streams_writer_threads is 0, set it to 1$/, /MasterHub     no hub: Puma runs in single mode/)
+  it "says that there is no hub in single mode, and no pump where neither pgbus's setting nor ours has one" do
+    boot("plugin :pgbus_streams", "#{app}\nPgbusNative.configure { |c| c.writers = 0 }")
+    expect_status(/OutboundPump  unused: streams_writer_threads and PgbusNative.configuration.writers are 0, set one of them to 1$/, /MasterHub     no hub: Puma runs in single mode/)
   end
 
-  it "says that a pump waits for its first browser" do
-    boot("", "#{app}\nPgbus.configuration.streams_writer_threads = 2")
+  it "says that a pump waits for its first browser, with nothing configured" do
+    boot("", app)
     expect_status(/OutboundPump  waiting for a first browser$/)
   end
 
@@ -97,7 +97,7 @@ RSpec.describe "PgbusNative.status in Puma" do
          "before_fork { Thread.new { loop { File.write('master', PgbusNative.status.to_s); sleep 0.05 } } }", app)
     expect_status(%r{MasterHub     in Puma's master, at /.*sock$})
     eventually("the master's status") do
-      File.read("#{folder}/master").match?(/OutboundPump  (unused: streams_writer_threads is 0|in the workers).*\n  MasterHub     serving \d workers?, \d subscriptions?, its LISTEN session is up$/)
+      File.read("#{folder}/master").match?(/OutboundPump  (waiting|in the workers).*\n  MasterHub     serving \d workers?, \d subscriptions?, its LISTEN session is up$/)
     rescue Errno::ENOENT
       nil
     end
@@ -126,6 +126,6 @@ RSpec.describe "PgbusNative.status in Puma" do
     RUBY
     expect_status(/OutboundPump/)
     expect(File.read("#{folder}/pgbus.log").lines.grep(/PgbusNative/))
-      .to contain_exactly(/INFO.*\[PgbusNative\] .* with pgbus .*\. OutboundPump: unused: streams_writer_threads is 0.*; MasterHub: no hub: Puma runs in single mode/)
+      .to contain_exactly(/INFO.*\[PgbusNative\] .* with pgbus .*\. OutboundPump: waiting for a first browser; MasterHub: no hub: Puma runs in single mode/)
   end
 end

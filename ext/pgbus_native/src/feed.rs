@@ -201,7 +201,10 @@ fn reports(ruby: &Ruby, batch: Batch) -> Result<RHash, Error> {
         };
         (ruby.to_symbol(name), number)
     });
-    let sent = batch.sent.into_iter().map(|sent| (sent.stream.to_string(), sent.fanout, sent.ephemeral, sent.times));
+    let sent = batch.sent.into_iter().map(|sent| {
+        let took_ms = sent.took.as_secs_f64() * 1000.0;
+        (sent.stream.to_string(), sent.fanout, sent.ephemeral, took_ms, sent.times)
+    });
     let wakes = batch.wakes.into_iter().map(|wake| (wake.queue.to_string(), wake.payload.map(String::from)));
     put(ruby, hash, "lines", lines)?;
     put(ruby, hash, "recipes", recipes)?;

@@ -48,9 +48,9 @@ module PgbusNative
         record_stat(stream_name: stream, event_type: "connect", started_at:)
       end
 
-      def record_broadcast(stream, fanout, ephemeral, times)
+      def record_broadcast(stream, fanout, ephemeral, took_ms, times)
         times.times { @stream_counter.increment_broadcasts(stream) }
-        record_stat(stream_name: stream, event_type: "broadcast", started_at: monotonic_ms, fanout:, ephemeral:)
+        record_stat(stream_name: stream, event_type: "broadcast", started_at: monotonic_ms - took_ms, fanout:, ephemeral:)
       end
     end
   end

@@ -33,6 +33,16 @@ pub(super) enum State {
     Full,
 }
 
+/// A place among the rows of a stream. Either of the two says that the rows before it are through: rows can be deleted, so
+/// that nobody ever sees their positions, and pages can go on and on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// After the rows up to this msg_id.
+    pub position: i64,
+    /// After the rows that this number of durable wakes speaks of.
+    pub wakes: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Browser {
     pub key: u32,
@@ -44,8 +54,8 @@ pub(super) struct Browser {
     pub page: usize,
     /// Rows that its outlet took since the last page began.
     taken: usize,
-    /// Ephemeral frames, each with the position whose rows come first. Only a browser that is behind has some.
-    waiting: VecDeque<(i64, Arc<Frame>)>,
+    /// Ephemeral frames, each with the rows that come first. Only a browser that is behind has some.
+    waiting: VecDeque<(Place, Arc<Frame>)>,
     waiting_bytes: usize,
 }
 
@@ -73,7 +83,7 @@ impl Browser {
         if !row.is_due(serial, self) {
             return Outcome::Served;
         }
-        let before = self.offer_waiting(msg_id - 1, turn);
+        let before = self.offer_waiting(msg_id - 1, None, turn);
         if before != Outcome::Served {
             return before;
         }
@@ -88,9 +98,11 @@ impl Browser {
         Outcome::Served
     }
 
-    /// Offers the waiting ephemeral frames whose rows up to `position` come first.
-    fn offer_waiting(&mut self, position: i64, turn: &mut Turn) -> Outcome {
-        while self.waiting.front().is_some_and(|(after, _)| *after <= position) {
+    /// Offers the waiting ephemeral frames whose place is reached: the rows up to a position were offered, or all that
+    /// so many wakes speak of.
+    fn offer_waiting(&mut self, position: i64, wakes: Option<u64>, turn: &mut Turn) -> Outcome {
+        let reached = |place: &Place| place.position <= position || wakes.is_some_and(|wakes| place.wakes <= wakes);
+        while self.waiting.front().is_some_and(|(place, _)| reached(place)) {
             let Some((_, frame)) = self.waiting.pop_front() else { break };
             self.waiting_bytes -= frame.bytes.len();
             let outcome = offer_ephemeral(self.key, &frame, turn);
@@ -101,12 +113,12 @@ impl Browser {
         Outcome::Served
     }
 
-    /// Offers an ephemeral frame as soon as the rows up to `position` were offered.
-    fn offer_ephemeral(&mut self, frame: &Arc<Frame>, position: i64, limits: Limits, turn: &mut Turn) -> Outcome {
-        if self.state == State::Live || (self.waiting.is_empty() && self.cursor >= position) {
+    /// Offers an ephemeral frame as soon as its place is reached.
+    fn offer_ephemeral(&mut self, frame: &Arc<Frame>, place: Place, limits: Limits, turn: &mut Turn) -> Outcome {
+        if self.state == State::Live || (self.waiting.is_empty() && self.cursor >= place.position) {
             return offer_ephemeral(self.key, frame, turn);
         }
-        self.waiting.push_back((position, Arc::clone(frame)));
+        self.waiting.push_back((place, Arc::clone(frame)));
         self.waiting_bytes += frame.bytes.len();
         match self.waiting.len() > limits.frames || self.waiting_bytes > limits.bytes {
             true => Outcome::Failed(Reason::TooFarBehind),
@@ -118,7 +130,13 @@ impl Browser {
     fn stop(&mut self) {
         let room = if self.state == State::Live { 0 } else { self.taken };
         self.page = (2 * room).clamp(SMALL_PAGE, PAGE);
+        self.taken = 0;
         self.state = State::Full;
+    }
+
+    /// Whether ephemeral frames wait for rows that it has not got.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// It took all of a page and gets another one.
@@ -175,21 +193,22 @@ impl Browsers {
         self.settle(serial, outcome, turn)
     }
 
-    /// Offers the ephemeral frames that waited for rows up to `position`. Returns false if the browser is gone.
-    pub fn offer_waiting(&mut self, serial: Serial, position: i64, turn: &mut Turn) -> bool {
-        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_waiting(position, turn));
+    /// Offers the ephemeral frames whose place is reached: see [`Browser::offer_waiting`]. Returns false if the browser is
+    /// gone.
+    pub fn offer_waiting(&mut self, serial: Serial, position: i64, wakes: Option<u64>, turn: &mut Turn) -> bool {
+        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_waiting(position, wakes, turn));
         self.settle(serial, outcome, turn)
     }
 
-    /// Offers an ephemeral frame whose place is after the rows up to `position`. Returns false if the browser is gone.
+    /// Offers an ephemeral frame, at once or when its place is reached. Returns false if the browser is gone.
     pub fn offer_ephemeral(
         &mut self,
         serial: Serial,
-        (frame, position): (&Arc<Frame>, i64),
+        (frame, place): (&Arc<Frame>, Place),
         limits: Limits,
         turn: &mut Turn,
     ) -> bool {
-        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_ephemeral(frame, position, limits, turn));
+        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_ephemeral(frame, place, limits, turn));
         self.settle(serial, outcome, turn)
     }
 

@@ -131,6 +131,8 @@ pub enum Output {
     },
     /// A broadcast was handed out, for counters and statistics.
     Sent {
+        /// The stream's queue.
+        queue: Queue,
         /// The stream as the app calls it.
         stream: Arc<str>,
         /// The browsers of the stream.

@@ -28,6 +28,8 @@ pub struct Sent {
     pub fanout: usize,
     /// Whether it was an ephemeral one.
     pub ephemeral: bool,
+    /// From the wake to the last browser's outlet.
+    pub took: Duration,
     /// How many broadcasts this stands for.
     pub times: u64,
 }
@@ -194,7 +196,7 @@ mod tests {
     use super::*;
 
     fn sent(stream: &str) -> Sent {
-        Sent { stream: stream.into(), fanout: 1, ephemeral: false, times: 1 }
+        Sent { stream: stream.into(), fanout: 1, ephemeral: false, took: Duration::ZERO, times: 1 }
     }
 
     fn take(reports: &Reports) -> Batch {

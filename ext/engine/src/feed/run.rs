@@ -1,5 +1,6 @@
 //! The feed's thread: commands, wakes, rows and time go into the feed, and what it wants done is done.
 
+use std::collections::HashMap;
 use std::io;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -81,7 +82,8 @@ async fn live(settings: &Settings, ends: &mut Ends, served: &mut Served, wanted:
     let Ends { orders, commands, reports, stats } = ends;
     let feed = Feed::new(Limits { frames: FLEETING.frames, bytes: FLEETING.bytes });
     let to_database = ToDatabase { reads: send_reads, recipes_for_reads, recipes_for_wakes };
-    let mut service = Service { feed, served, wanted, to_database, commands, reports, stats, down: false };
+    let mut service =
+        Service { feed, served, wanted, to_database, commands, reports, stats, down: false, woken: HashMap::new() };
     loop {
         let deadline = service.feed.deadline();
         tokio::select! {
@@ -126,6 +128,8 @@ struct Service<'a> {
     stats: &'a Stats,
     /// The source of wakes was lost, and is not back.
     down: bool,
+    /// When the last wake of a stream came that nothing was sent for yet.
+    woken: HashMap<Queue, Instant>,
 }
 
 impl Service<'_> {
@@ -190,6 +194,9 @@ impl Service<'_> {
             }
             News::Wake { queue, payload } => {
                 self.stats.wakes.add(1);
+                if self.wanted.is_feeds(&queue) {
+                    self.woken.insert(queue.clone(), Instant::now());
+                }
                 if self.wanted.is_rubys(&queue) {
                     self.reports.wake(&queue, payload.as_deref());
                 }
@@ -219,6 +226,7 @@ impl Service<'_> {
                 }
                 Output::Unlisten { queue } => {
                     self.stats.streams.sub(1);
+                    self.woken.remove(&queue);
                     self.wanted.unwant_for_feed(&queue);
                 }
                 Output::Read { id, queue, after, limit } => {
@@ -229,8 +237,9 @@ impl Service<'_> {
                     self.reports.urgent(|batch| batch.questions.push(question));
                 }
                 Output::Died { key, reason } => self.give_up(key, reason),
-                Output::Sent { stream, fanout, ephemeral } => {
-                    self.reports.sent(Sent { stream, fanout, ephemeral, times: 1 });
+                Output::Sent { queue, stream, fanout, ephemeral } => {
+                    let took = self.woken.remove(&queue).map_or(Duration::ZERO, |since| since.elapsed());
+                    self.reports.sent(Sent { stream, fanout, ephemeral, took, times: 1 });
                 }
                 Output::Log(line) => self.reports.log(line),
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::behind::Wanting;
-use super::browser::{Browser, Browsers, Serial, State};
+use super::browser::{Browser, Browsers, Members, Place, Serial, State};
 use super::cohort::{Cohort, Progress, Read};
 use super::ephemeral::{Ephemerals, Next};
 use super::events::{Limits, Output, QuestionId, ReadId, Reason, Row};
@@ -208,11 +208,11 @@ impl Stream {
     }
 
     fn page_finished(&mut self, mut cohort: Cohort, read: Read, full: bool, turn: &mut Turn) {
-        if !full && self.meets_tail(cohort.position, read) {
-            return self.join(cohort, read, turn);
+        let (browsers, position, wakes) = (&mut self.browsers, cohort.position, (!full).then_some(read.wakes));
+        cohort.members.retain(|serial| browsers.offer_waiting(*serial, position, wakes, turn));
+        if !full && self.meets_tail(position, read) {
+            self.join(&mut cohort, read);
         }
-        let (browsers, position) = (&mut self.browsers, cohort.position);
-        cohort.members.retain(|serial| browsers.offer_waiting(*serial, position, turn));
         for serial in &cohort.members {
             if let Some(browser) = self.browsers.get_mut(*serial) {
                 browser.continue_behind();
@@ -230,24 +230,27 @@ impl Stream {
         }
     }
 
-    fn join(&mut self, cohort: Cohort, read: Read, turn: &mut Turn) {
-        if cohort.members.is_empty() {
+    /// Makes the members live, but for those that must read on because ephemeral frames still wait.
+    fn join(&mut self, cohort: &mut Cohort, read: Read) {
+        let browsers = &mut self.browsers;
+        let mut live = Members::new();
+        cohort.members.retain(|serial| match browsers.get_mut(*serial).filter(|browser| !browser.has_waiting()) {
+            Some(browser) => {
+                browser.state = State::Live;
+                live.insert(*serial);
+                false
+            }
+            None => true,
+        });
+        if live.is_empty() {
             return;
         }
         let tail = self.tail.get_or_insert_with(|| Tail::new(cohort.position, read.wakes));
         if cohort.position < tail.live.position {
             tail.lower(cohort.position, read.wakes);
         }
-        for serial in cohort.members {
-            if let Some(browser) = self.browsers.get_mut(serial) {
-                browser.state = State::Live;
-            }
-            if self.browsers.offer_waiting(serial, i64::MAX, turn) {
-                tail.live.members.insert(serial);
-            }
-        }
-        self.counted = self.counted.max(Some(tail.live.position));
-        self.drop_empty_tail();
+        tail.live.members.extend(live);
+        self.counted = self.counted.max(Some(cohort.position));
     }
 
     fn advance_tail(&mut self, turn: &mut Turn) {
@@ -265,23 +268,27 @@ impl Stream {
     /// Returns false if one waits for an answer.
     fn hand_out_ephemerals(&mut self, turn: &mut Turn) -> bool {
         while let Some(tail) = &self.tail {
-            let position = tail.live.position;
+            let place = Place { position: tail.live.position, wakes: tail.covered };
             match tail.next_ephemeral(&mut self.ephemerals, &self.name, &self.browsers, turn) {
                 Next::None => break,
                 Next::AwaitsAnswer => return false,
-                Next::Ready(item) => self.hand_out(&item, position, turn),
+                Next::Ready(item) => self.hand_out(&item, place, turn),
             }
         }
         true
     }
 
-    fn hand_out(&mut self, item: &Item, position: i64, turn: &mut Turn) {
+    fn hand_out(&mut self, item: &Item, place: Place, turn: &mut Turn) {
         let stream = Arc::clone(&self.name);
-        turn.requests.output(Output::Sent { stream, fanout: self.browsers.len(), ephemeral: true });
+        turn.requests.output(Output::Sent {
+            queue: turn.queue.clone(),
+            stream,
+            fanout: self.browsers.len(),
+            ephemeral: true,
+        });
         for serial in Ephemerals::recipients(item, &self.browsers) {
             let Some(cursor) = self.browsers.get(serial).map(|browser| browser.cursor) else { continue };
-            let place = (&item.frame, position);
-            if !self.browsers.offer_ephemeral(serial, place, self.limits, turn) {
+            if !self.browsers.offer_ephemeral(serial, (&item.frame, place), self.limits, turn) {
                 self.forget(serial, cursor);
             }
         }
@@ -311,7 +318,12 @@ impl Stream {
         if for_tail || is_new {
             self.counted = self.counted.max(Some(last));
             let stream = Arc::clone(&self.name);
-            turn.requests.output(Output::Sent { stream, fanout: self.browsers.len(), ephemeral: false });
+            turn.requests.output(Output::Sent {
+                queue: turn.queue.clone(),
+                stream,
+                fanout: self.browsers.len(),
+                ephemeral: false,
+            });
         }
     }
 

@@ -79,6 +79,11 @@ impl Wanted {
         }
     }
 
+    /// Whether the feed wants wakes of this queue.
+    pub fn is_feeds(&self, queue: &Queue) -> bool {
+        self.queues.get(queue).is_some_and(|wanters| wanters.feed.is_some())
+    }
+
     /// Whether Ruby wants wakes of this queue.
     pub fn is_rubys(&self, queue: &Queue) -> bool {
         self.queues.get(queue).is_some_and(|wanters| wanters.ruby.is_some())

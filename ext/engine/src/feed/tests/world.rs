@@ -187,7 +187,9 @@ impl World {
                     let browser = self.outside.browsers.get_mut(&key).unwrap();
                     assert_eq!(browser.given_up.replace(reason), None, "given up once");
                 }
-                Output::Sent { stream, fanout, ephemeral } => self.sent.push((stream_of(&stream), fanout, ephemeral)),
+                Output::Sent { stream, fanout, ephemeral, .. } => {
+                    self.sent.push((stream_of(&stream), fanout, ephemeral))
+                }
                 Output::Log(line) => self.logged.push(line.text),
             }
         }
