@@ -353,8 +353,8 @@ RSpec.describe "Installing into pgbus" do
       "a keyword more for the writer and for frames" =>
         [streamer, change.call("class << Pgbus::Streams::Envelope\n alias was message\n def message(retry_ms: nil, **) = was(**)\nend")],
       "a wake that says more" =>
-        [streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue_name, :payload, :pid)\n" \
-                               "def threads = []\nend")],
+        [streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue_name, :payload, :pid) do\n" \
+                               "def initialize(queue_name:, payload:, pid: nil) = super\nend\ndef threads = []\nend")],
       "an acknowledgement that says more" =>
         [streamer, inside.call("class StreamEventDispatcher\n remove_const :WriteAckMessage\n" \
                                "WriteAckMessage = Data.define(:connection, :accepted_max, :at) do\n" \
@@ -385,7 +385,7 @@ RSpec.describe "Installing into pgbus" do
 
     it "is said in the status" do
       run = tree.run('require "pgbus_native"; puts PgbusNative.status, PgbusNative.installed?', native: library)
-      expect(run.out).to match(/extension     not loaded: cannot load.*\n  OutboundPump  pgbus's own: the extension can't be loaded.*\n.*\nfalse\n\z/)
+      expect(run.out).to match(/extension     not loaded: cannot load.*\n  OutboundPump  pgbus's own: the extension can't be loaded.*\n.*\n.*\nfalse\n\z/)
     end
   end
 

@@ -143,7 +143,7 @@ fn it_says_once_that_a_file_can_not_be_made_again_and_is_there_when_it_can() {
     let away = folder.path().with_extension("away");
     fs::rename(folder.path(), &away).unwrap();
     let line = next_line(&hub);
-    assert!(line.contains("has vanished and can't be made again (attempt 1): bind(2) for"), "{line}");
+    assert!(line.contains("has vanished and can't be made again (attempt 1): hub socket"), "{line}");
     fs::create_dir(folder.path()).unwrap();
     eventually(|| path.exists() && is_served(&hub, &path));
     stop(&hub);
@@ -166,7 +166,7 @@ fn a_folder_in_its_place_is_refused_and_stays() {
     let (_folder, path) = folder();
     fs::create_dir(&path).unwrap();
     let error = start(&path).unwrap_err();
-    assert!(error.to_string().starts_with(&format!("unlink(2) for {}: Is a directory", path.display())), "{error}");
+    assert!(error.to_string().starts_with(&format!("hub socket {}, unlink(2): Is a directory", path.display())), "{error}");
     assert!(path.is_dir());
 }
 
@@ -175,7 +175,7 @@ fn a_folder_in_its_place_is_refused_and_stays() {
 #[cfg(target_os = "linux")]
 fn a_file_system_that_has_no_sockets_is_named() {
     let error = start("/proc/hub.sock").unwrap_err();
-    assert!(error.to_string().starts_with("bind(2) for /proc/hub.sock: "), "{error}");
+    assert!(error.to_string().starts_with("hub socket /proc/hub.sock, bind(2): "), "{error}");
 }
 
 #[test]

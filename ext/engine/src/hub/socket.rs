@@ -65,7 +65,7 @@ impl SocketError {
 
     /// The call and its path, as Ruby says it.
     pub fn what(&self) -> String {
-        format!("{}(2) for {}", self.call, self.path.display())
+        format!("hub socket {}, {}(2)", self.path.display(), self.call)
     }
 
     /// The system's number of the error, if it has one.
