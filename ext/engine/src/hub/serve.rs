@@ -31,8 +31,7 @@ pub async fn serve(router: SharedRouter, worker: Rc<Worker>) {
     let _gone = Gone { router: &router, worker: &worker };
     let mut decoder = Decoder::default();
     loop {
-        let requests = std::iter::from_fn(|| next_request(&worker, &mut decoder));
-        router.borrow_mut().handle(requests);
+        take_requests(&router, &worker, &mut decoder);
         if !worker.is_open() {
             return;
         }
@@ -50,6 +49,8 @@ pub async fn serve(router: SharedRouter, worker: Rc<Worker>) {
             Turn::Changed => {}
             Turn::Probe => router.borrow_mut().handle([Input::Probe(worker.clone())]),
         }
+        // They are answered before the others have their turn.
+        take_requests(&router, &worker, &mut decoder);
         yield_now().await;
     }
 }
@@ -78,6 +79,11 @@ async fn next(worker: &Worker) -> Turn {
         () = worker.wakeup.notified() => Turn::Changed,
         () = sleep(PROBE_INTERVAL), if watch.probe => Turn::Probe,
     }
+}
+
+/// Has the router handle the requests that are there, as far as the worker may ask.
+fn take_requests(router: &SharedRouter, worker: &Rc<Worker>, decoder: &mut Decoder) {
+    router.borrow_mut().handle(std::iter::from_fn(|| next_request(worker, decoder)));
 }
 
 /// The next whole request, as long as the worker may ask.
