@@ -190,6 +190,28 @@ RSpec.describe "The feed of a worker" do
     expect(reader.ids).to eq([*ids, last])
   end
 
+  it "is left alone by forked children, that end, collect garbage or touch it (invariant 11)" do
+    reader = browser
+    broadcast("before")
+    reader.hear("data: before\n")
+    sessions = -> { sql.exec("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgbus-%' ORDER BY 1").column_values(0) }
+    before = sessions.call
+    pids = Array.new(5) do
+      fork do
+        broken = feed.alive? || feed.serves?(reader.connection) != true
+        feed.stats
+        feed.stop
+        feed.disconnect(reader.connection)
+        GC.start
+        exit!(broken ? 1 : 0)
+      end
+    end
+    expect(pids.map { |pid| Process.wait2(pid).last.exitstatus }).to all(eq(0))
+    broadcast("after")
+    reader.hear("data: after\n")
+    expect(sessions.call).to eq(before)
+  end
+
   it "is found by its name in pg_stat_activity: one session for reads, one for LISTEN" do
     broadcast("one")
     browser.hear("data: one\n")

@@ -62,7 +62,7 @@ RSpec.describe "Installing into pgbus" do
         require "pgbus_native"
         states = PgbusNative.status[:classes].values
         p [PgbusNative.installed?, *states.map { |state| state[:waiting] && !state[:native] }]
-        puts PgbusNative.status.to_s.scan(/as soon as/).size == 2 ? $LOADED_FEATURES.grep(/web.streamer/).inspect : "not two"
+        puts PgbusNative.status.to_s.scan(/as soon as/).size == 3 ? $LOADED_FEATURES.grep(/web.streamer/).inspect : "not three"
         p !Pgbus::Web.autoload?(:Streamer).nil?
       RUBY
     end
@@ -181,9 +181,10 @@ RSpec.describe "Installing into pgbus" do
         .to include(version: PgbusNative::VERSION, supported: ">= 0.13.1, < 1.0", installed: true, reason: nil,
                     extension: include(loaded: true, error: nil, ruby: include(RUBY_VERSION)),
                     classes: { OutboundPump: { native: true, waiting: false, reason: nil },
-                               MasterHub: { native: true, waiting: false, reason: nil } })
+                               MasterHub: { native: true, waiting: false, reason: nil } },
+                    feed: { native: false, waiting: true, reason: nil })
       expect(text).to match(/\Apgbus_native #{PgbusNative::VERSION} with pgbus [\d.]+ .*\n  extension     loaded, .*#{RUBY_VERSION}/)
-        .and end_with("\n  OutboundPump  native\n  MasterHub     native\n")
+        .and end_with("\n  OutboundPump  native\n  MasterHub     native\n  feed          native as soon as a browser comes\n")
     end
   end
 
@@ -320,6 +321,30 @@ RSpec.describe "Installing into pgbus" do
     end
 
     {
+      "a dispatcher that handles otherwise" =>
+        [inside.call("StreamEventDispatcher.send(:undef_method, :handle)"), /StreamEventDispatcher#handle is missing/],
+      "statistics of another kind" =>
+        [inside.call("class StreamEventDispatcher\n def record_stat(stat) = nil\nend"), /StreamEventDispatcher#record_stat can't be called/],
+      "a dispatcher that keeps its filters elsewhere" =>
+        [inside.call("class StreamEventDispatcher\n alias was initialize\n def initialize(**)\n was(**)\n " \
+                     "remove_instance_variable(:@filters)\n end\nend"), /StreamEventDispatcher's @filters is missing/],
+      "other bytes of a message" =>
+        [change.call("class << Pgbus::Streams::Envelope\n alias was message\n def message(**) = was(**).sub(/data: /, 'data:')\nend"),
+         /the frame of/]
+    }.each do |difference, (edits, reason)|
+      it "(#{difference}) keeps its own dispatcher, both classes are native, one warning says why" do
+        run = PgbusTree.ours(folder, edits: { streamer => edits }).run(<<~RUBY)
+          require "pgbus_native"
+          puts Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub, PgbusNative.status[:feed][:reason]
+        RUBY
+        warning, *classes, why = run.out.lines(chomp: true) # a pgbus without a logger of its own logs to stdout
+        expect([classes, run.err]).to eq([%w[PgbusNative::OutboundPump PgbusNative::MasterHub], ""])
+        expect(why).to match(reason)
+        expect(warning).to include("keeps pgbus's own StreamEventDispatcher", why)
+      end
+    end
+
+    {
       "a pump that shows its threads" => [pump, [["def start", "def threads = []\n def start"]]],
       "a keyword fewer for the pump" => [pump, [["buffer_limit: 0, ", ""]]],
       "a keyword of the pump that must be given" => [pump, [["buffer_limit: 0", "buffer_limit:"]]],
@@ -332,8 +357,8 @@ RSpec.describe "Installing into pgbus" do
       "a keyword more for the writer and for frames" =>
         [streamer, change.call("class << Pgbus::Streams::Envelope\n alias was message\n def message(retry_ms: nil, **) = was(**)\nend")],
       "a wake that says more" =>
-        [streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue_name, :payload, :pid)\n" \
-                               "def threads = []\nend")],
+        [streamer, inside.call("class Listener\n remove_const :WakeMessage\n WakeMessage = Data.define(:queue_name, :payload, :pid) do\n" \
+                               "def initialize(queue_name:, payload: nil, pid: nil) = super\nend\nend")],
       "an acknowledgement that says more" =>
         [streamer, inside.call("class StreamEventDispatcher\n remove_const :WriteAckMessage\n" \
                                "WriteAckMessage = Data.define(:connection, :accepted_max, :at) do\n" \
@@ -364,7 +389,7 @@ RSpec.describe "Installing into pgbus" do
 
     it "is said in the status" do
       run = tree.run('require "pgbus_native"; puts PgbusNative.status, PgbusNative.installed?', native: library)
-      expect(run.out).to match(/extension     not loaded: cannot load.*\n  OutboundPump  pgbus's own: the extension can't be loaded.*\n.*\nfalse\n\z/)
+      expect(run.out).to match(/extension     not loaded: cannot load.*\n  OutboundPump  pgbus's own: the extension can't be loaded.*\n.*\n  feed .*\nfalse\n\z/)
     end
   end
 

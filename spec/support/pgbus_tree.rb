@@ -26,8 +26,8 @@ class PgbusTree
     RUBY
     "pgbus/version.rb" => %(module Pgbus\n  VERSION = "0.14.1"\nend\n),
     "pgbus/web/streamer.rb" => <<~RUBY,
-      require "standin/envelope"
-      %w[database registry connection listener hub_protocol stream_counter stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
+      %w[envelope database].each { |part| require "standin/\#{part}" }
+      %w[registry connection listener hub_protocol stream_counter stream_event_dispatcher].each { |part| load "standin/\#{part}.rb" }
       module Pgbus::Web
         module Streamer
         end
