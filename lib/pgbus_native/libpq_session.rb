@@ -32,7 +32,6 @@ module PgbusNative
       @number = number
       @because = because
       @on_failure = on_failure
-      @patience = config.streams_listen_health_check_ms / 1000.0
       @orders = Queue.new
       @ordered, @order = IO.pipe
       @thread = Thread.new { live }
@@ -58,6 +57,7 @@ module PgbusNative
 
     def live
       reason = "its thread was killed"
+      @patience = @config.streams_listen_health_check_ms / 1000.0
       @connection = connect
       @engine.session_connected(@number)
       serve
@@ -65,8 +65,9 @@ module PgbusNative
       @on_failure.call(e)
       reason = Words.of(e)
     ensure
-      @engine.session_lost(@number, reason)
       [@connection, @ordered, @order].each { |end_of_it| close_quietly(end_of_it) }
+      # Last, since what it is answered with ends this thread.
+      @engine.session_lost(@number, reason)
     end
 
     def connect

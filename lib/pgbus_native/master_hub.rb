@@ -221,7 +221,7 @@ module PgbusNative
       when :notice
         event, details = details
         Notifications.publish(event, guard: @guard, hub: self, **details)
-      else session.public_send(kind, *details)
+      else @guard.call(kind) { session.public_send(kind, *details) } # a listener's may be somebody else's
       end
     end
   end

@@ -52,11 +52,15 @@ RSpec.describe "The hub's LISTEN session" do
     openssl("req", "-x509", "-CA", "right.crt", "-CAkey", "right.key", "-newkey", "rsa:2048", "-nodes", "-days", "2",
             "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=CA:FALSE",
             "-keyout", "server.key", "-out", "server.crt")
-    File.chmod(0o600, "#{@certificates}/server.key")
+    give_to_server("server.key")
+  end
+
+  def give_to_server(key)
+    File.chmod(0o600, "#{@certificates}/#{key}")
     return unless Process.uid.zero?
 
     owner = Etc.getpwnam("postgres")
-    File.chown(owner.uid, owner.gid, "#{@certificates}/server.key")
+    File.chown(owner.uid, owner.gid, "#{@certificates}/#{key}")
   end
 
   def url(password: secret, roots: "right", more: "")
@@ -113,6 +117,34 @@ RSpec.describe "The hub's LISTEN session" do
                                  variables: { no_such_setting: 1 } }
     expect { hub.start }.to raise_error(PG::ConnectionBad, /no_such_setting/)
     eventually("the end of the session") { sessions.empty? }
+  end
+
+  # Signed by RSA-PSS, which only libpq can bind the channel by; it must not be left unbound (invariant 19).
+  describe "to a server whose certificate names no digest" do
+    around do |example|
+      openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-sigopt",
+              "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:-1", "-keyout", "pss.key", "-out", "pss.crt")
+      give_to_server("pss.key")
+      @pss = PrivatePostgres.new(settings: { ssl: "on", ssl_cert_file: "#{@certificates}/pss.crt",
+                                             ssl_key_file: "#{@certificates}/pss.key" },
+                                 hba: ["hostssl all app 127.0.0.1/32 scram-sha-256"]).start
+      @pss.sql("CREATE ROLE app SUPERUSER LOGIN PASSWORD '#{secret}'")
+      example.run
+    ensure
+      @pss&.stop
+    end
+
+    let(:postgres) { @pss }
+
+    it "is libpq's" do
+      config.database_url = "postgres://app:#{secret}@localhost:#{postgres.port}/pgbus?sslmode=require&channel_binding=require"
+      hub.start
+      expect(hub.stats).to include(session: :ruby, session_reason: /\Achannel_binding: /)
+      wakes = worker("chat")
+      notify("chat", "hello")
+      expect(wakes.wakes_until("chat", "hello").size).to eq(1)
+      expect_no_secret(hub.stats[:session_reason])
+    end
   end
 
   # libpq looks at $HOME's root.crt in every mode, and at the passwd entry's where $HOME is empty (invariant 19).

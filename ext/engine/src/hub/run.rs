@@ -19,7 +19,7 @@ use super::stats::Stats;
 use super::{Event, Options, Session, StartError, Told, MAX_PATH_BYTES};
 use crate::session::recipe::{self, Recipes};
 use crate::session::ruby::{self, RubySession};
-use crate::session::{self, Connected, News, Wishes, NEWS_CAPACITY};
+use crate::session::{self, News, Wishes, NEWS_CAPACITY};
 
 /// How much longer than a health check an ack waits for the native session.
 const ACK_GRACE: Duration = Duration::from_secs(1);
@@ -76,7 +76,11 @@ async fn live(options: Options, ends: Ends) -> Result<(), StartError> {
             first = session.connect(&log) => first?,
             () = stop.notified() => return Err(StartError::Stopped),
         };
-        tasks.spawn_local(listen(router.clone(), session, first, wishes, send_news.clone()));
+        let (reporting, news) = (router.clone(), send_news.clone());
+        tasks.spawn_local(async move {
+            let log = |line| reporting.reporter.log(line);
+            session.run(first, &wishes, &news, &log).await;
+        });
         tasks.spawn_local(tick(router.clone(), options.status_interval));
     }
     // The wakes of a Ruby session, of either kind.
@@ -114,17 +118,6 @@ fn session(
     let ask = move |number| _ = questions.send(Event::RecipeNeeded { number });
     let order = move |order| _ = events.send(Event::Order(order));
     session::Session::new(Recipes::new(ask, recipes), RubySession::new(order, reports), health_check)
-}
-
-async fn listen(
-    router: Rc<Router>,
-    session: session::Session,
-    first: Connected,
-    wishes: Wishes,
-    news: mpsc::Sender<News>,
-) {
-    let log = |line| router.reporter.log(line);
-    session.run(first, &wishes, &news, &log).await;
 }
 
 fn bind(options: &Options) -> Result<Socket, StartError> {
