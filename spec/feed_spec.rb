@@ -190,6 +190,56 @@ RSpec.describe "The feed of a worker" do
     expect(reader.ids).to eq([*ids, last])
   end
 
+  # What pgbus's dispatcher and envelope make of a row, said once more.
+  def frame_by_pgbus(text)
+    message = begin
+      JSON.parse(text)
+    rescue JSON::ParserError
+      nil
+    end
+    html = message["html"] if message.is_a?(Hash)
+    event = message["event"].strip if html.is_a?(String) && message["event"].is_a?(String)
+    event = Pgbus::Streams::DEFAULT_SSE_EVENT if event.nil? || event.empty? || event.match?(/[\r\n]/)
+    Pgbus::Streams::Envelope.message(id: 7, event:, data: html.is_a?(String) ? html : text)
+  end
+
+  it "makes the bytes that pgbus's own envelope makes, of any message" do
+    random = Random.new(RSpec.configuration.seed)
+    pieces = ["\r", "\n", "\r\n", "", " ", "data: ", "id: 1", "é", "\u2028", "\u{1F600}", "\0", "\\", "\"", "</script>", "x" * 70]
+    text = -> { Array.new(random.rand(6)) { pieces.sample(random:) }.join }
+    values = -> { [text.call, nil, 5, -0.5, true, [text.call], { "html" => text.call }].sample(random:) }
+    messages = Array.new(2_000) do
+      { "html" => random.rand(10).zero? ? values.call : text.call, "event" => values.call, "exclude" => values.call }
+        .to_a.sample(random.rand(4), random:).to_h
+    end
+    rows = messages.map(&:to_json) + ["", "null", "[]", "5", "\"text\"", "{", "{\"html\":\"\\ud83d\\ude00\"}", "#{"[" * 101}#{"]" * 101}"]
+    rows.each do |row|
+      expect(PgbusNative::Feed::Engine.frame_of_row(7, row)).to eq(frame_by_pgbus(row).b), row
+    end
+  end
+
+  it "is left alone by forked children, that end, collect garbage or touch it (invariant 11)" do
+    reader = browser
+    broadcast("before")
+    reader.hear("data: before\n")
+    sessions = -> { sql.exec("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgbus-%' ORDER BY 1").column_values(0) }
+    before = sessions.call
+    pids = Array.new(5) do
+      fork do
+        broken = feed.alive? || feed.serves?(reader.connection) != true
+        feed.stats
+        feed.stop
+        feed.disconnect(reader.connection)
+        GC.start
+        exit!(broken ? 1 : 0)
+      end
+    end
+    expect(pids.map { |pid| Process.wait2(pid).last.exitstatus }).to all(eq(0))
+    broadcast("after")
+    reader.hear("data: after\n")
+    expect(sessions.call).to eq(before)
+  end
+
   it "is found by its name in pg_stat_activity: one session for reads, one for LISTEN" do
     broadcast("one")
     browser.hear("data: one\n")

@@ -201,10 +201,11 @@ RSpec.describe "Installing into pgbus" do
         .to include(version: PgbusNative::VERSION, supported: ">= 0.13.1, < 1.0", installed: true, reason: nil,
                     extension: include(loaded: true, error: nil, ruby: include(RUBY_VERSION)),
                     classes: { OutboundPump: { native: true, waiting: false, reason: nil, state: "waiting", text: /first browser/ },
-                               MasterHub: { native: true, waiting: false, reason: nil, state: "unused", text: /Puma does not run/ } })
+                               MasterHub: { native: true, waiting: false, reason: nil, state: "unused", text: /Puma does not run/ } },
+                    feed: { native: false, waiting: true, reason: nil })
       expect(text).to match(/\Apgbus_native #{PgbusNative::VERSION} with pgbus [\d.]+ .*\n  extension     loaded, .*#{RUBY_VERSION}/)
         .and include("\n  OutboundPump  waiting for a first browser\n  MasterHub     no hub: Puma does not run in this process\n" \
-                       "  feed          ")
+                       "  feed          native as soon as a browser comes\n")
     end
   end
 
@@ -337,6 +338,30 @@ RSpec.describe "Installing into pgbus" do
         expect([kept, installed, out.err]).to eq([name.to_s, "true", ""])
         expect(why).to match(reason)
         expect(warning).to include("keeps pgbus's own #{name}", why, "Look for a newer pgbus_native")
+      end
+    end
+
+    {
+      "a dispatcher that handles otherwise" =>
+        [inside.call("StreamEventDispatcher.send(:undef_method, :handle)"), /StreamEventDispatcher#handle is missing/],
+      "statistics of another kind" =>
+        [inside.call("class StreamEventDispatcher\n def record_stat(stat) = nil\nend"), /StreamEventDispatcher#record_stat can't be called/],
+      "a dispatcher that keeps its filters elsewhere" =>
+        [inside.call("class StreamEventDispatcher\n alias was initialize\n def initialize(**)\n was(**)\n " \
+                     "remove_instance_variable(:@filters)\n end\nend"), /StreamEventDispatcher's @filters is missing/],
+      "other bytes of a message" =>
+        [change.call("class << Pgbus::Streams::Envelope\n alias was message\n def message(**) = was(**).sub(/data: /, 'data:')\nend"),
+         /the frame of/]
+    }.each do |difference, (edits, reason)|
+      it "(#{difference}) keeps its own dispatcher, both classes are native, one warning says why" do
+        run = PgbusTree.ours(folder, edits: { streamer => edits }).run(<<~RUBY)
+          require "pgbus_native"
+          puts Pgbus::Web::Streamer::OutboundPump, Pgbus::Web::Streamer::MasterHub, PgbusNative.status[:feed][:reason]
+        RUBY
+        warning, *classes, why = run.out.lines(chomp: true) # a pgbus without a logger of its own logs to stdout
+        expect([classes, run.err]).to eq([%w[PgbusNative::OutboundPump PgbusNative::MasterHub], ""])
+        expect(why).to match(reason)
+        expect(warning).to include("keeps pgbus's own StreamEventDispatcher", why)
       end
     end
 

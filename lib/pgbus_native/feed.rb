@@ -122,7 +122,8 @@ module PgbusNative
       return false unless outlet
 
       key = new_key(connection) or return true
-      @engine.connect(outlet, key, [connection.id.to_s, connection.stream_name.to_s, queue])
+      names = [connection.id, connection.stream_name, queue].map { |name| Words.utf8(name.to_s) }
+      @engine.connect(outlet, key, names)
       # Its death may have been reported before anybody knew it here.
       disconnect(connection) if connection.dead?
       true

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::events::{Limits, Offer, Output, Reason};
+use super::events::{Offer, Output, Reason};
 use super::item::Item;
 use super::requests::Turn;
 use crate::frame::Frame;
@@ -114,16 +114,16 @@ impl Browser {
     }
 
     /// Offers an ephemeral frame as soon as its place is reached.
-    fn offer_ephemeral(&mut self, frame: &Arc<Frame>, place: Place, limits: Limits, turn: &mut Turn) -> Outcome {
+    fn offer_ephemeral(&mut self, frame: &Arc<Frame>, place: Place, turn: &mut Turn) -> Outcome {
         if self.state == State::Live || (self.waiting.is_empty() && self.cursor >= place.position) {
             return offer_ephemeral(self.key, frame, turn);
         }
         self.waiting.push_back((place, Arc::clone(frame)));
         self.waiting_bytes += frame.bytes.len();
-        match self.waiting.len() > limits.frames || self.waiting_bytes > limits.bytes {
-            true => Outcome::Failed(Reason::TooFarBehind),
-            false => Outcome::Served,
+        if self.waiting.len() > turn.limits.frames || self.waiting_bytes > turn.limits.bytes {
+            return Outcome::Failed(Reason::TooFarBehind);
         }
+        Outcome::Served
     }
 
     /// Its outlet is full. The next page is about as large as the room that there was this time.
@@ -201,14 +201,8 @@ impl Browsers {
     }
 
     /// Offers an ephemeral frame, at once or when its place is reached. Returns false if the browser is gone.
-    pub fn offer_ephemeral(
-        &mut self,
-        serial: Serial,
-        (frame, place): (&Arc<Frame>, Place),
-        limits: Limits,
-        turn: &mut Turn,
-    ) -> bool {
-        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_ephemeral(frame, place, limits, turn));
+    pub fn offer_ephemeral(&mut self, serial: Serial, frame: &Arc<Frame>, place: Place, turn: &mut Turn) -> bool {
+        let outcome = self.0.get_mut(&serial).map(|browser| browser.offer_ephemeral(frame, place, turn));
         self.settle(serial, outcome, turn)
     }
 

@@ -33,8 +33,8 @@ pub(super) enum Origin {
     Row(i64),
     /// An ephemeral message is due to those who were there when it came.
     Wake {
-        /// The last of them.
-        newest: Serial,
+        /// A number between theirs and those of all who come later.
+        before: Serial,
         /// Durable wakes of the stream that came before it.
         wakes: u64,
     },
@@ -69,7 +69,7 @@ impl Item {
     pub fn is_due(&self, serial: Serial, browser: &Browser) -> bool {
         match self.origin {
             Origin::Row(msg_id) => browser.cursor < msg_id,
-            Origin::Wake { newest, .. } => serial <= newest,
+            Origin::Wake { before, .. } => serial < before,
         }
     }
 

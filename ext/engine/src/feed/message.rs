@@ -39,7 +39,7 @@ pub enum Malformed {
     /// A parser stopped.
     #[error("{0}")]
     Syntax(String),
-    /// Deeper than [`MAX_NESTING`].
+    /// Deeper than Ruby follows, which is 100.
     #[error("nesting of {0} is too deep")]
     Nesting(usize),
 }

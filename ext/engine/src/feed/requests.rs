@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::events::{Asked, Outlets, Output, Question, QuestionId, ReadId};
+use super::events::{Asked, Limits, Outlets, Output, Question, QuestionId, ReadId};
 use crate::log::{Level, Line};
 use crate::session::Queue;
 
@@ -16,6 +16,7 @@ pub(super) struct Turn<'a> {
     pub now: Instant,
     /// The stream's queue.
     pub queue: &'a Queue,
+    pub limits: Limits,
     pub outlets: &'a mut dyn Outlets,
     pub requests: &'a mut Requests,
 }

@@ -81,7 +81,7 @@ impl Feed {
         self.disconnect(now, key, outlets);
         let serial = self.requests.next_id();
         if !self.streams.contains_key(&queue) {
-            self.streams.insert(Arc::clone(&queue), Stream::new(stream, Arc::clone(&queue), self.limits));
+            self.streams.insert(Arc::clone(&queue), Stream::new(stream, Arc::clone(&queue)));
             self.requests.output(Output::Listen { queue: Arc::clone(&queue) });
         }
         self.with_stream(now, &queue, outlets, |stream, _| stream.connect(serial, Browser::new(key, id, cursor)));
@@ -140,7 +140,7 @@ impl Feed {
     ) {
         let Some(stream) = self.streams.get_mut(queue) else { return };
         let queue = Arc::clone(&stream.queue);
-        handle(stream, &mut Turn { now, queue: &queue, outlets, requests: &mut self.requests });
+        handle(stream, &mut Turn { now, queue: &queue, limits: self.limits, outlets, requests: &mut self.requests });
         if stream.is_empty() {
             self.streams.remove(&queue);
             self.requests.output(Output::Unlisten { queue });

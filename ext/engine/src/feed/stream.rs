@@ -7,7 +7,7 @@ use super::behind::Wanting;
 use super::browser::{Browser, Browsers, Members, Place, Serial, State};
 use super::cohort::{Cohort, Progress, Read};
 use super::ephemeral::{Ephemerals, Next};
-use super::events::{Limits, Output, QuestionId, ReadId, Reason, Row};
+use super::events::{Output, QuestionId, ReadId, Reason, Row};
 use super::item::{Item, Origin};
 use super::requests::{Reader, Turn};
 use super::tail::Tail;
@@ -24,7 +24,6 @@ pub(super) struct Stream {
     name: Arc<str>,
     /// The very queue whose LISTEN was asked for.
     pub queue: Queue,
-    limits: Limits,
     listening: bool,
     /// Durable wakes so far.
     wakes: u64,
@@ -50,11 +49,10 @@ struct Retry {
 }
 
 impl Stream {
-    pub fn new(name: Arc<str>, queue: Queue, limits: Limits) -> Self {
+    pub fn new(name: Arc<str>, queue: Queue) -> Self {
         Self {
             name,
             queue,
-            limits,
             listening: false,
             wakes: 0,
             browsers: Browsers::default(),
@@ -105,15 +103,14 @@ impl Stream {
     }
 
     pub fn ephemeral_wake(&mut self, text: &str, turn: &mut Turn) {
-        let Some((newest, _)) = self.browsers.all().max_by_key(|(serial, _)| *serial) else { return };
-        let origin = Origin::Wake { newest, wakes: self.wakes };
-        match Item::of_wake(turn.requests.next_id(), text, origin) {
+        let id = turn.requests.next_id();
+        match Item::of_wake(id, text, Origin::Wake { before: id, wakes: self.wakes }) {
             Ok(Some(item)) => self.ephemerals.push(item),
             Ok(None) => return,
             Err(error) => turn.requests.log_malformed(turn.now, &self.name, &error.to_string()),
         }
         self.advance(turn);
-        if self.ephemerals.exceed(self.limits) {
+        if self.ephemerals.exceed(turn.limits) {
             self.fail_all(Reason::StreamStalled, turn);
         }
     }
@@ -288,7 +285,7 @@ impl Stream {
         });
         for serial in Ephemerals::recipients(item, &self.browsers) {
             let Some(cursor) = self.browsers.get(serial).map(|browser| browser.cursor) else { continue };
-            if !self.browsers.offer_ephemeral(serial, (&item.frame, place), self.limits, turn) {
+            if !self.browsers.offer_ephemeral(serial, &item.frame, place, turn) {
                 self.forget(serial, cursor);
             }
         }

@@ -47,10 +47,10 @@ impl Tail {
         browsers: &Browsers,
         turn: &mut Turn,
     ) -> Next {
-        match self.live.has_page() {
-            true => Next::None,
-            false => ephemerals.next(self.covered, stream, browsers, turn),
+        if self.live.has_page() {
+            return Next::None;
         }
+        ephemerals.next(self.covered, stream, browsers, turn)
     }
 
     /// Asks for the next page if there may be one.

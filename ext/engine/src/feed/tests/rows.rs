@@ -1,46 +1,13 @@
-//! The feed's rules, one by one.
+//! Who gets which rows, and what is read for it (invariants 14 and 15).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::super::*;
-use super::world::{Got, Post, World};
-use crate::feed::item::MAX_PAIRS;
-
-const NO_LIMITS: Limits = Limits { frames: usize::MAX, bytes: usize::MAX };
-const NO_BOUND: (usize, usize) = (usize::MAX, usize::MAX);
-const PUBLIC: Post = Post { label: None, exclude: None };
-const FOR_ODD: Post = Post { label: Some("odd"), exclude: None };
-
-/// A world whose first stream has so many rows.
-fn world(rows: usize) -> World {
-    let mut world = World::new(2, NO_LIMITS);
-    (0..rows).for_each(|_| world.commit(0, PUBLIC));
-    world
-}
-
-impl World {
-    /// A browser that is live: all that is in the table was read to it.
-    fn live(&mut self, stream: usize) -> u32 {
-        let key = self.connect(stream, self.tables[stream].last, NO_BOUND);
-        self.settle();
-        self.sent.clear();
-        key
-    }
-
-    fn got(&self, key: u32) -> &[Got] {
-        &self.outside.browsers[&key].got
-    }
-
-    fn notices(&mut self) {
-        while self.notice() {}
-    }
-
-    fn given_up(&self, key: u32) -> Option<Reason> {
-        self.outside.browsers[&key].given_up
-    }
-}
+use super::world::{Got, World};
+use super::{world, FOR_ODD, NO_BOUND, NO_LIMITS, PUBLIC};
 
 #[test]
 fn a_browser_is_read_for_after_its_listen_is_confirmed_and_not_before() {
@@ -168,8 +135,13 @@ fn a_browser_that_is_behind_meets_a_tail_that_moves_without_a_gap_or_a_double() 
     world.answer_read(0);
     assert_eq!(world.got(behind), [Got::Row(1)]);
     assert_eq!(world.reads.len(), 1, "it has to read on");
+    world.commit(0, PUBLIC);
+    world.notices();
+    assert_eq!(world.reads.len(), 2, "it does not move the tail");
+    world.answer_read(1);
+    assert_eq!((world.got(live).len(), world.got(behind).len()), (2, 1));
     world.settle();
-    assert_eq!(world.got(behind), [Got::Row(1), Got::Row(2)]);
+    assert_eq!(world.got(behind), [Got::Row(1), Got::Row(2), Got::Row(3)]);
 }
 
 #[test]
@@ -268,251 +240,22 @@ fn reads_for_browsers_behind_are_bounded_and_streams_take_turns() {
         world.answer_read(0);
     }
     // The first sixteen start as their LISTENs are confirmed; then the streams take turns.
-    let turns: std::collections::BTreeSet<usize> = streams[16..40].iter().copied().collect();
+    let turns: BTreeSet<usize> = streams[16..40].iter().copied().collect();
     assert_eq!(turns.len(), 24, "{streams:?}");
     world.check();
 }
 
 #[test]
-fn an_ephemeral_message_comes_after_the_rows_whose_wakes_came_first() {
+fn a_key_that_connects_again_means_the_new_browser_alone() {
     let mut world = world(0);
     let key = world.live(0);
-    let early = world.notify(0, PUBLIC);
-    world.commit(0, PUBLIC);
-    let late = world.notify(0, PUBLIC);
-    world.notices();
-    assert_eq!(world.got(key), [Got::Ephemeral(early)]);
-    world.answer_read(0);
-    assert_eq!(world.got(key), [Got::Ephemeral(early), Got::Row(1), Got::Ephemeral(late)]);
-    assert_eq!(world.sent, [(0, 1, true), (0, 1, false), (0, 1, true)]);
-}
-
-#[test]
-fn an_ephemeral_message_does_not_wait_for_rows_whose_wakes_come_later() {
-    let mut world = world(0);
-    let key = world.live(0);
-    world.commit(0, PUBLIC);
-    let message = world.notify(0, PUBLIC);
-    world.notices();
-    world.execute(0);
-    world.commit(0, PUBLIC);
-    world.notices();
-    world.answer_read(0);
-    assert_eq!(world.got(key), [Got::Row(1), Got::Ephemeral(message)]);
-}
-
-#[test]
-fn an_ephemeral_message_finds_its_place_among_the_rows_of_a_browser_that_is_behind() {
-    let mut world = world(0);
-    world.live(0);
-    world.commit(0, PUBLIC);
+    let connect = Connect { key, id: "new".into(), stream: "s1".into(), queue: "q1".into(), cursor: 0 };
+    world.handle(Input::Connected(connect));
     world.settle();
-    let behind = world.connect(0, 0, NO_BOUND);
-    let message = world.notify(0, PUBLIC);
-    world.notices();
-    assert_eq!(world.got(behind), []);
     world.commit(0, PUBLIC);
-    world.settle();
-    assert_eq!(world.got(behind), [Got::Row(1), Got::Ephemeral(message), Got::Row(2)]);
-}
-
-#[test]
-fn an_ephemeral_message_does_not_overtake_a_row_when_the_live_browsers_leave() {
-    let mut world = world(0);
-    let live = world.live(0);
-    let behind = world.connect(0, -1, NO_BOUND);
-    world.execute(0);
-    world.commit(0, PUBLIC);
-    let message = world.notify(0, PUBLIC);
-    world.notices();
-    world.answer_read(1);
-    assert_eq!(world.got(live), [Got::Row(1), Got::Ephemeral(message)]);
-    world.disconnect(live);
-    world.settle();
-    assert_eq!(world.got(behind), [Got::Row(1), Got::Ephemeral(message)]);
-}
-
-#[test]
-fn an_ephemeral_message_is_for_those_who_were_there_when_it_came() {
-    let mut world = world(0);
-    let first = world.live(0);
-    world.commit(0, PUBLIC);
-    let message = world.notify(0, PUBLIC);
-    world.notices();
-    let second = world.connect(0, 1, NO_BOUND);
-    world.settle();
-    assert_eq!(world.got(first), [Got::Row(1), Got::Ephemeral(message)]);
-    assert_eq!(world.got(second), []);
-}
-
-#[test]
-fn an_ephemeral_message_that_means_nothing_is_left_out_and_one_that_is_no_json_is_logged() {
-    let mut world = world(0);
-    let key = world.live(0);
-    for payload in ["{}", "[]", "<p>", "<b>"] {
-        world.handle(Input::Wake { queue: "q0".into(), payload: Some(payload.into()) });
-    }
-    assert_eq!((world.got(key), world.logged.len()), (&[][..], 1));
-    assert!(world.logged[0].starts_with("an ephemeral message of \"s0\" is no JSON"));
-}
-
-#[test]
-fn a_browser_whose_outlet_takes_no_more_ephemeral_frames_is_given_up() {
-    let mut world = world(0);
-    let (healthy, slow) = (world.live(0), world.connect(0, 0, (usize::MAX, 2)));
-    world.command();
-    world.notices();
-    world.answer_read(0);
-    (0..3).for_each(|_| {
-        world.notify(0, PUBLIC);
-    });
-    world.notices();
-    assert_eq!((world.given_up(slow), world.given_up(healthy)), (Some(Reason::OutletFull), None));
-    world.commit(0, PUBLIC);
-    world.settle();
-    assert_eq!((world.got(healthy).len(), world.got(slow).len()), (4, 2));
-}
-
-#[test]
-fn a_browser_for_which_too_many_ephemeral_frames_wait_is_given_up() {
-    for limits in [Limits { frames: 2, ..NO_LIMITS }, Limits { bytes: 80, ..NO_LIMITS }] {
-        let mut world = World::new(1, limits);
-        let live = world.live(0);
-        world.commit(0, PUBLIC);
-        world.settle();
-        let behind = world.connect(0, 0, NO_BOUND);
-        (0..2).for_each(|_| {
-            world.notify(0, PUBLIC);
-        });
-        world.notices();
-        assert_eq!(world.given_up(behind), None);
-        world.notify(0, PUBLIC);
-        world.notices();
-        assert_eq!((world.given_up(behind), world.given_up(live)), (Some(Reason::TooFarBehind), None));
-        world.settle();
-        world.check();
-    }
-}
-
-#[test]
-fn a_stream_for_which_too_many_ephemeral_messages_wait_loses_its_browsers_and_no_other_does() {
-    let mut world = World::new(2, Limits { frames: 2, ..NO_LIMITS });
-    let (stalled, other) = (world.live(0), world.live(1));
-    world.commit(0, PUBLIC);
-    (0..3).for_each(|_| {
-        world.notify(0, PUBLIC);
-    });
-    (0..3).for_each(|_| {
-        world.notify(1, PUBLIC);
-    });
-    world.notices();
-    assert_eq!((world.given_up(stalled), world.given_up(other)), (Some(Reason::StreamStalled), None));
-    assert_eq!((world.got(stalled).len(), world.got(other).len()), (0, 3));
-    world.settle();
-    world.check();
-}
-
-#[test]
-fn a_row_with_a_label_stops_its_stream_until_the_answer_and_no_other() {
-    let mut world = world(0);
-    let (odd, even, other) = (world.live(0), world.live(0), world.live(1));
-    [PUBLIC, FOR_ODD, PUBLIC, FOR_ODD].into_iter().for_each(|post| world.commit(0, post));
-    let message = world.notify(0, FOR_ODD);
     world.commit(1, PUBLIC);
-    world.notices();
-    world.answer_read(0);
-    world.answer_read(0);
-    assert_eq!(
-        (world.got(odd), world.got(even), world.got(other)),
-        (&[Got::Row(1)][..], &[Got::Row(1)][..], &[Got::Row(1)][..])
-    );
-    assert_eq!(world.questions.len(), 1, "one question for the page");
-    let labels: Vec<(&str, usize)> =
-        world.questions[0].items.iter().map(|asked| (&*asked.label, asked.keys.len())).collect();
-    assert_eq!(labels, [("\"odd\"", 2), ("\"odd\"", 2)]);
-    world.answer_question(0);
     world.settle();
-    let rows = [1, 2, 3, 4].map(Got::Row);
-    assert_eq!(world.got(odd), [&rows[..], &[Got::Ephemeral(message)]].concat());
-    assert_eq!(world.got(even), [Got::Row(1), Got::Row(3)]);
-}
-
-#[test]
-fn a_page_of_a_browser_behind_asks_for_that_browser_alone_and_stops_only_that() {
-    let mut world = world(0);
-    let live = world.live(0);
-    world.commit(0, FOR_ODD);
-    world.settle();
-    let behind = world.connect(0, 0, NO_BOUND);
-    world.answer_read(0);
-    assert_eq!(world.questions[0].items[0].keys, [behind]);
-    world.commit(0, PUBLIC);
-    world.notices();
-    world.answer_read(0);
-    assert_eq!(world.got(live), [Got::Row(1), Got::Row(2)]);
-    world.settle();
-    assert_eq!(world.got(behind), [Got::Row(2)]);
-}
-
-#[test]
-fn a_question_has_a_bounded_number_of_pairs() {
-    let mut world = world(0);
-    let keys: Vec<u32> = (0..3).map(|_| world.live(0)).collect();
-    (0..500).for_each(|_| world.commit(0, FOR_ODD));
-    world.notices();
-    world.answer_read(0);
-    let pairs: usize = world.questions[0].items.iter().map(|asked| asked.keys.len()).sum();
-    assert_eq!(pairs, MAX_PAIRS);
-    world.settle();
-    assert_eq!(keys.iter().map(|key| world.got(*key).len()).collect::<Vec<_>>(), [500, 0, 500]);
-}
-
-#[test]
-fn what_an_answer_leaves_out_is_hidden() {
-    let mut world = world(0);
-    let key = world.live(0);
-    (0..2).for_each(|_| world.commit(0, FOR_ODD));
-    world.notices();
-    world.answer_read(0);
-    let question = world.questions.remove(0).id;
-    world.handle(Input::Answers { question, verdicts: vec![vec![]] });
-    assert_eq!((world.got(key), world.questions.len()), (&[][..], 0));
-}
-
-#[test]
-fn who_is_excluded_is_not_asked_for() {
-    let mut world = world(0);
-    let (actor, other) = (world.live(0), world.live(0));
-    let exclude = Some(world.outside.browsers[&actor].number);
-    world.commit(0, Post { label: Some("all"), exclude });
-    world.commit(0, Post { label: None, exclude });
-    world.notify(0, Post { label: None, exclude });
-    world.notices();
-    world.answer_read(0);
-    assert_eq!(world.questions[0].items[0].keys, [other]);
-    world.settle();
-    assert_eq!((world.got(actor).len(), world.got(other).len()), (0, 3));
-}
-
-#[test]
-fn an_answer_about_a_browser_that_has_left_is_not_taken_for_its_successor() {
-    let mut world = world(0);
-    let first = world.live(0);
-    assert_eq!(world.outside.browsers[&first].number, 1);
-    world.live(0);
-    world.commit(0, FOR_ODD);
-    world.notices();
-    world.answer_read(0);
-    let verdicts = vec![vec![true, true]];
-    world.disconnect(first);
-    world.connect(0, 1, NO_BOUND);
-    world.disconnect(first);
-    let successor = world.connect(0, 0, NO_BOUND);
-    assert_eq!((successor, world.outside.browsers[&successor].number % 2), (first, 0));
-    let question = world.questions.remove(0).id;
-    world.handle(Input::Answers { question, verdicts });
-    world.settle();
-    assert_eq!(world.got(successor), []);
+    assert_eq!((world.got(key), world.sent.as_slice()), (&[Got::Row(1)][..], &[(1, 1, false)][..]));
 }
 
 #[test]
