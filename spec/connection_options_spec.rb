@@ -41,7 +41,7 @@ RSpec.describe PgbusNative::ConnectionOptions do
   end
 
   it "keeps a Hash's variables apart, in their order" do
-    options = described_class.new(host: "db", variables: { "search_path" => "a", statement_timeout: 5 })
+    options = described_class.new({ host: "db", variables: { "search_path" => "a", statement_timeout: 5 } })
     expect(options.variables).to eq([%w[search_path a], %w[statement_timeout 5]])
     expect(options.places.first).to start_with("db")
     expect(options.keywords).not_to include("variables")
@@ -158,7 +158,7 @@ RSpec.describe PgbusNative::ConnectionOptions do
   end
 
   it "refuses bytes that are no text, without showing them" do
-    expect { described_class.new(host: "db", password: "s\xFFcret") }
+    expect { described_class.new({ host: "db", password: "s\xFFcret" }) }
       .to raise_error(ArgumentError, /\Aconnection option password must be UTF-8\z/)
   end
 

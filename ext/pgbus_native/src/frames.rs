@@ -65,8 +65,9 @@ impl Frames {
     /// Forgets what is too old. Returns whether anything is left.
     pub fn age(&self, ruby: &Ruby) -> Result<bool, Error> {
         if self.since.get().elapsed() >= LIFE {
-            self.old.set(self.young.get());
-            self.young.set(by_identity(ruby)?.into());
+            // Emptied, not left to the garbage collector: a stack may still show the hash.
+            ruby.get_inner(self.old.get()).clear()?;
+            self.young.swap(&self.old);
             self.since.set(Instant::now());
         }
         Ok(!self.is_empty(ruby))

@@ -391,5 +391,4 @@ fn mark_dirty(dirty: &mut Vec<Rc<Worker>>, worker: &Rc<Worker>) {
 }
 
 #[cfg(test)]
-#[path = "router_tests.rs"]
 mod tests;
