@@ -43,6 +43,15 @@ RSpec.configure do |config|
   # The integration specs then go through the pump, each of them, where pgbus by default has none.
   config.before(:suite) { Pgbus.configuration.streams_writer_threads = 2 if ENV["PGBUS_DATABASE_URL"] }
   config.after(:suite, &check)
+  # This one says that pgbus has no pump by default, which ours has. It is run with that switched off.
+  config.around do |example|
+    next example.run unless example.full_description.include?("is 0 (default) builds no pump")
+
+    PgbusNative.configure { |c| c.writers = 0 }
+    example.run
+  ensure
+    PgbusNative.configure { |c| c.writers = 1 }
+  end
   config.before do |example|
     singleton_class.prepend(PassOverWakeAfterLoss) if example.description.include?(PassOverWakeAfterLoss::EXAMPLE)
   end
