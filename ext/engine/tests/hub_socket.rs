@@ -166,7 +166,10 @@ fn a_folder_in_its_place_is_refused_and_stays() {
     let (_folder, path) = folder();
     fs::create_dir(&path).unwrap();
     let error = start(&path).unwrap_err();
-    assert!(error.to_string().starts_with(&format!("hub socket {}, unlink(2): Is a directory", path.display())), "{error}");
+    assert!(
+        error.to_string().starts_with(&format!("hub socket {}, unlink(2): Is a directory", path.display())),
+        "{error}"
+    );
     assert!(path.is_dir());
 }
 

@@ -165,10 +165,7 @@ impl Writers {
         // Ruby has shelved an interrupt that came while the reporter had a report in hand.
         gvl::check_interrupts(ruby)?;
         let timeout = if self.frames.age(ruby)? { frames::LIFE } else { Duration::MAX };
-        gvl::without_gvl(
-            || pump.reports().recv_timeout(timeout).unwrap_or_default(),
-            || pump.disturb_reports(),
-        )
+        gvl::without_gvl(|| pump.reports().recv_timeout(timeout).unwrap_or_default(), || pump.disturb_reports())
     }
 
     /// The reporter ends when the writers did and everything is told.
