@@ -34,9 +34,9 @@ impl Served {
         self.outlets.get(&key)
     }
 
-    /// Ends all connections, so that their browsers come back.
-    pub fn fail_all(&mut self) {
-        self.outlets.drain().for_each(|(_, outlet)| _ = outlet.fail());
+    /// Ends all connections, so that their browsers come back. Returns how many they were.
+    pub fn fail_all(&mut self) -> usize {
+        self.outlets.drain().map(|(_, outlet)| _ = outlet.fail()).count()
     }
 }
 

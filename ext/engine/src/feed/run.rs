@@ -56,8 +56,8 @@ pub(super) fn run(settings: &Settings, mut ends: Ends) {
             Err(_) => "a bug in pgbus_native, please report it".to_owned(),
         };
         ends.reports.log(Line::new(Level::Error, format!("the feed begins anew, its browsers come back: {reason}")));
-        served.fail_all();
-        wanted.forget_feed();
+        ends.stats.browsers.sub(served.fail_all());
+        ends.stats.streams.sub(wanted.forget_feed());
         std::thread::sleep(REST);
     }
     ends.reports.end();

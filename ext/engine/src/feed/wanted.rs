@@ -63,11 +63,11 @@ impl Wanted {
         self.unwant(queue, |wanters| wanters.ruby = None);
     }
 
-    /// The feed begins anew and wants nothing yet.
-    pub fn forget_feed(&mut self) {
-        for queue in self.queues.keys().cloned().collect::<Vec<_>>() {
-            self.unwant_for_feed(&queue);
-        }
+    /// The feed begins anew and wants nothing yet. Returns how many queues it wanted.
+    pub fn forget_feed(&mut self) -> usize {
+        let queues = self.queues.keys().filter(|queue| self.is_feeds(queue)).cloned().collect::<Vec<_>>();
+        queues.iter().for_each(|queue| self.unwant_for_feed(queue));
+        queues.len()
     }
 
     fn unwant(&mut self, queue: &Queue, remove: impl FnOnce(&mut Wanters)) {
@@ -144,6 +144,9 @@ mod tests {
         assert!(wanted.is_rubys(&queue()));
         wanted.unwant_for_feed(&queue());
         assert!(wishes.wanted("chat").is_some());
+        wanted.want_for_feed(&queue());
+        assert_eq!((wanted.forget_feed(), wanted.forget_feed()), (1, 0));
+        assert!(wishes.wanted("chat").is_some() && wanted.is_rubys(&queue()));
         wanted.unwant_for_ruby(&queue());
         assert!(wishes.wanted("chat").is_none() && wanted.rubys().next().is_none());
     }
