@@ -82,6 +82,27 @@ RSpec.describe PgbusNative::ConnectionPatch do
     end
   end
 
+  describe "a farewell" do
+    it "is written to all at the same time: those who read see EOF while others stall (invariant 5)" do
+      pump.start
+      stalled, healthy = Array.new(2) { |n| Array.new(10) { |i| native_browser("#{n}-#{i}") } }
+      stalled.each { |b| b.connection.enqueue([envelope(1, "x" * OutboundPumpHelper::LARGE)], deadline_ms: 60_000) }
+      leaving = Thread.new do
+        pump.farewell do
+          [*stalled, *healthy].each do |b|
+            b.connection.write_sentinel(frame(0, "bye", event: "pgbus:shutdown"))
+            b.connection.close
+          end
+        end
+      end
+      expect(healthy.map(&:read_to_eof)).to all(eq("event: pgbus:shutdown\ndata: bye\n\n"))
+      expect(pump.stats[:connections]).to eq(10)
+      stalled.each { |b| b.socket.close }
+      expect(leaving.join(10)).to be(leaving)
+      expect(pump).not_to be_alive
+    end
+  end
+
   describe "its socket" do
     before { pump.start }
 
