@@ -77,7 +77,8 @@ module PgbusNative
       streamer.const_defined?(name, false) && streamer.const_get(name, false).equal?(PgbusNative.const_get(name, false))
     end
 
-    # Logs what the two classes do in this process, once; in a process that Puma does not run in, nothing.
+    # Logs what the two classes do in this process, once; in a process that Puma does not run in, nothing. Whatever goes
+    # wrong with that, the app boots.
     #
     # @return [void]
     def announce
@@ -85,6 +86,8 @@ module PgbusNative
 
       @announced = true
       ::Pgbus.logger&.info { "[PgbusNative] #{VERSION} with pgbus #{pgbus_version}. #{status.summary}" }
+    rescue StandardError => e
+      Kernel.warn "pgbus_native: its status can't be told: #{e.class}: #{e.message.lines.first&.chomp}"
     end
 
     # @return [Hash{Symbol => Class}]

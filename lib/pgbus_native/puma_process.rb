@@ -8,10 +8,12 @@ module PgbusNative
     private_constant :PLUGIN
 
     class << self
-      # @return [Symbol, nil] `:single` (no cluster), `:master`, `:worker`; nil: no Puma runs here
+      # @return [Symbol, nil] `:single` (no cluster), `:master`, `:worker`; nil: no Puma runs here, or it is still reading
+      #   its configuration, which may have loaded the app
       def role
-        return unless defined?(::Puma::Launcher) && (launcher = the(::Puma::Launcher))
-        return :single unless launcher.options[:workers].to_i.positive?
+        options = the(::Puma::Launcher)&.options if defined?(::Puma::Launcher)
+        return unless options
+        return :single unless options[:workers].to_i.positive?
 
         defined?(::Puma::Cluster::Worker) && the(::Puma::Cluster::Worker) ? :worker : :master
       end

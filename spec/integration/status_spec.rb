@@ -113,8 +113,8 @@ RSpec.describe "PgbusNative.status in Puma" do
     expect(File.read("#{folder}/out")).to include("Preloading application").and not_include("started in app boot")
   end
 
-  it "has one line of it in the log, at boot, in an app on Rails" do
-    boot("", <<~RUBY)
+  let(:rails_app) do
+    <<~RUBY
       require "rails"
       Class.new(Rails::Application) do
         def self.name = "Tried"
@@ -124,6 +124,16 @@ RSpec.describe "PgbusNative.status in Puma" do
         initializer("pgbus") { eval(#{app.dump}) }
       end.initialize!
     RUBY
+  end
+
+  it "is no obstacle to an app on Rails that Puma's own configuration loads, before Puma knows what it is" do
+    boot(rails_app, "")
+    expect_status(/OutboundPump  waiting for a first browser$/)
+    expect(File.read("#{folder}/out")).not_to include("status can't be told")
+  end
+
+  it "has one line of it in the log, at boot, in an app on Rails" do
+    boot("", rails_app)
     expect_status(/OutboundPump/)
     expect(File.read("#{folder}/pgbus.log").lines.grep(/PgbusNative/))
       .to contain_exactly(/INFO.*\[PgbusNative\] .* with pgbus .*\. OutboundPump: waiting for a first browser; MasterHub: no hub: Puma runs in single mode/)
