@@ -13,6 +13,18 @@ pub enum Level {
     Error,
 }
 
+impl Level {
+    /// The name of the logger's method.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// One line, without the class's prefix and without a line break.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {

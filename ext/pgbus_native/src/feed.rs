@@ -13,7 +13,6 @@ use pgbus_native_engine::feed::trial::Trial;
 use pgbus_native_engine::feed::{Connect, FeedThread, Question, QuestionId, Settings};
 use pgbus_native_engine::frame::Frame;
 use pgbus_native_engine::listen::OptionsError;
-use pgbus_native_engine::log::Level;
 use pgbus_native_engine::session::recipe::{Answer, Recipe};
 
 use crate::born::Born;
@@ -193,7 +192,7 @@ fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
 /// Lists by their kind; see `PgbusNative::Feed#take`.
 fn reports(ruby: &Ruby, batch: Batch) -> Result<RHash, Error> {
     let hash = ruby.hash_new();
-    let lines = batch.lines.into_iter().map(|line| (ruby.to_symbol(level(line.level)), line.text));
+    let lines = batch.lines.into_iter().map(|line| (ruby.to_symbol(line.level.name()), line.text));
     let recipes = batch.recipes.into_iter().map(|(session, number)| {
         let name = match session {
             Session::Reads => "reads",
@@ -231,15 +230,6 @@ fn question(ruby: &Ruby, question: &Question) -> Result<Value, Error> {
         items.push((&*asked.label, ruby.ary_from_iter(asked.keys.iter().copied())))?;
     }
     Ok((question.id.0, items).into_value_with(ruby))
-}
-
-fn level(level: Level) -> &'static str {
-    match level {
-        Level::Debug => "debug",
-        Level::Info => "info",
-        Level::Warn => "warn",
-        Level::Error => "error",
-    }
 }
 
 pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {

@@ -14,7 +14,6 @@ use magnus::{
 use pgbus_native_engine::hub::{self, Event, Hub, Limits, Notice, Options, Session, StartError};
 use pgbus_native_engine::inherit;
 use pgbus_native_engine::listen::ConnectError;
-use pgbus_native_engine::log::Level;
 use pgbus_native_engine::session::recipe::Recipe;
 use pgbus_native_engine::session::ruby::{Happened, Order, Report};
 
@@ -100,12 +99,7 @@ impl Engine {
             None => return Ok(None),
             Some(Event::Log(line)) => {
                 array.push(ruby.to_symbol("log"))?;
-                array.push(ruby.to_symbol(match line.level {
-                    Level::Debug => "debug",
-                    Level::Info => "info",
-                    Level::Warn => "warn",
-                    Level::Error => "error",
-                }))?;
+                array.push(ruby.to_symbol(line.level.name()))?;
                 array.push(line.text)?;
             }
             Some(Event::Notice(notice)) => {

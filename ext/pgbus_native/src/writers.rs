@@ -10,7 +10,6 @@ use magnus::{
     function, gc, method, prelude::*, DataTypeFunctions, Error, IntoValue, RArray, RHash, RModule, Ruby, Symbol,
     TryConvert, TypedData, Value,
 };
-use pgbus_native_engine::log::Level;
 use pgbus_native_engine::pump::{Job, Pump, Report};
 
 use crate::born::Born;
@@ -203,15 +202,7 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
         Report::Ack { key, accepted_max } => ("ack", Some(key), accepted_max.into_value_with(ruby)),
         Report::Overflow { key, dropped } => ("overflow", Some(key), dropped.into_value_with(ruby)),
         Report::Dead { key } => ("dead", Some(key), ruby.qnil().as_value()),
-        Report::Log(line) => {
-            let level = match line.level {
-                Level::Debug => "debug",
-                Level::Info => "info",
-                Level::Warn => "warn",
-                Level::Error => "error",
-            };
-            (level, None, line.text.into_value_with(ruby))
-        }
+        Report::Log(line) => (line.level.name(), None, line.text.into_value_with(ruby)),
     };
     ruby.yield_values::<_, Value>((ruby.to_symbol(what), key, detail)).map(drop)
 }
