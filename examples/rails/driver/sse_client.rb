@@ -71,7 +71,7 @@ class SseClient
       @open = true
     elsif fields["event"] == "turbo-stream"
       @received << fields["data"][/id="message_(\d+)"/, 1].to_i
-      @cursor = fields["id"] unless fields["id"].start_with?("-")
+      @cursor = fields["id"] if fields["id"]
     end
   end
 end
