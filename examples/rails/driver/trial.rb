@@ -176,7 +176,7 @@ class Trial
     @app.ask_workers.each do |worker|
       stats = worker[:stats]
       check("worker's pump", worker[:pump], "PgbusNative::OutboundPump")
-      check("worker's listener", worker[:listener], "Pgbus::Web::Streamer::FailoverListener")
+      check("worker's listener", worker[:listener], "PgbusNative::Feed")
       check("frames written the Ruby way, dropped", stats.values_at(:ruby_frames, :dropped), [0, 0])
       check("frames written the native way", stats[:native_frames].positive?, true)
       puts "worker #{worker[:pid]}: #{stats.slice(:native_frames, :ruby_frames, :writes, :connections, :dead, :waiting)}"
