@@ -16,7 +16,7 @@ require "pgbus_or_standin"
 require "pgbus_native"
 require "pg"
 require "private_postgres"
-%w[hub_host line witness broadcasts faults run].each { |part| require_relative "chaos/#{part}" }
+%w[address hub_host line witness broadcasts faults run].each { |part| require_relative "chaos/#{part}" }
 
 # See above.
 module Chaos
@@ -38,16 +38,16 @@ module Chaos
   def run(minutes, seed)
     srand(seed)
     puts "chaos: #{minutes} minutes, SEED=#{seed}"
-    PrivatePostgres.run do |postgres|
-      Dir.mktmpdir { |folder| with_hub(postgres, folder) { |host, line| Run.new(postgres, host, line).among_faults(minutes * 60) } }
+    PrivatePostgres.run(hba: ["host all #{Address::ROLE} 127.0.0.1/32 scram-sha-256"]) do |postgres|
+      Dir.mktmpdir { |folder| with_hub(postgres, folder) { |*parts| Run.new(postgres, *parts).among_faults(minutes * 60) } }
     end
   end
 
   def with_hub(postgres, folder)
     line = Line.new(postgres.port)
-    url = "postgres://#{PrivatePostgres::USER}@127.0.0.1:#{line.port}/#{PrivatePostgres::DATABASE}"
-    host = HubHost.new(url, File.join(folder, "hub.sock"))
-    yield host, line
+    address = Address.new(postgres, line.port, File.join(folder, "address"))
+    host = HubHost.new(address, File.join(folder, "hub.sock"))
+    yield host, line, address
   ensure
     host&.stop
   end

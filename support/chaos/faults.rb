@@ -11,11 +11,11 @@ module Chaos
     # Longer than the hub takes to notice a silent server: two health-check intervals and 5 s.
     SILENCE = 6
 
-    def initialize(postgres:, host:, line:, url:)
+    def initialize(postgres:, host:, line:, address:)
       @postgres = postgres
+      @address = address
       @host = host
       @line = line
-      @url = url
     end
 
     def all
@@ -28,12 +28,14 @@ module Chaos
        Fault.new("the socket's file is removed", true, method(:remove_socket)),
        Fault.new("the session is killed", false, -> { rand(1..3).times { kill_session && sleep(0.3) } }),
        Fault.new("the server restarts", false, method(:crash_server)),
-       Fault.new("the line is silent", false, -> { @line.silenced { sleep SILENCE } })]
+       Fault.new("the line is silent", false, -> { @line.silenced { sleep SILENCE } }),
+       Fault.new("the password rotates", false, -> { @address.rotate { kill_session && sleep(rand(0.0..2.0)) } }),
+       Fault.new("the server's name is unknown", false, -> { @address.unknown { kill_session && sleep(rand(0.0..2.0)) } })]
     end
 
     # 1,000 ephemeral wakes of 2 KB a second while the block runs.
     def flooded
-      flood = spawn(RbConfig.ruby, "-rpg", "-e", <<~RUBY, @url)
+      flood = spawn(RbConfig.ruby, "-rpg", "-e", <<~RUBY, @postgres.url)
         connection = PG.connect(ARGV[0])
         loop do
           connection.exec("SELECT pg_notify('pgmq.q_hot.INSERT', n || repeat('x', 2000)) FROM generate_series(1, 10) n")

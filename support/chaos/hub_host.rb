@@ -5,13 +5,14 @@ module Chaos
   class HubHost
     attr_reader :path
 
-    def initialize(url, path)
+    # @param address [#to_s] asked before each connect
+    def initialize(address, path)
       @path = path
       @answers, answer = IO.pipe
       command, @command = IO.pipe
       @pid = fork do
         [@answers, @command].each(&:close)
-        serve(url, command, answer)
+        serve(address, command, answer)
         exit!(0)
       end
       [command, answer].each(&:close)
@@ -36,9 +37,10 @@ module Chaos
       @answers.gets or raise "the hub's process has ended"
     end
 
-    def serve(url, command, answer)
+    def serve(address, command, answer)
       answer.sync = true
-      config = Pgbus::Configuration.new.tap { |configuration| configuration.database_url = url }
+      config = Pgbus::Configuration.new
+      config.define_singleton_method(:streams_connection_options) { address.to_s }
       hub = PgbusNative::MasterHub.new(config:, socket_path: @path, logger: Logger.new($stderr, level: Logger::ERROR)).start
       answer.puts("ready")
       command.each_line do |line|

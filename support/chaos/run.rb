@@ -10,11 +10,11 @@ module Chaos
     FACTOR = 2
     SLACK_MS = 20
 
-    def initialize(postgres, host, line)
+    def initialize(postgres, host, line, address)
       @host = host
       @broadcasts = Broadcasts.new(postgres.url, STREAMS)
       @witness = Witness.new(host.path, @broadcasts, STREAMS)
-      @faults = Faults.new(postgres:, host:, line:, url: postgres.url)
+      @faults = Faults.new(postgres:, host:, line:, address:)
     end
 
     # Every fault at least once; ends the process at the first one that was not survived.
