@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::job::{Item, Job};
 use super::pump::Pump;
-use super::queue::{Item, Job, Overflowed, Posted, Queue};
+use super::queue::{Overflowed, Posted, Queue};
 use super::report::Report;
 use super::shared::{lock_ignoring_poison, Shared};
 use crate::frame::Frame;
