@@ -147,6 +147,7 @@ RSpec.describe PgbusNative::ConnectionPatch do
           clients << b.socket
         end
       end.call
+      forget_browsers
       expect(clients.map { |client| client.read(frame(1).bytesize) }).to all(eq(frame(1)))
       wait_until do
         GC.start

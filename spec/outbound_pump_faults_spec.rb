@@ -197,6 +197,7 @@ RSpec.describe PgbusNative::OutboundPump, "faults" do
           post(b, one)
         end
       end.call
+      forget_browsers
       wait_until do
         acks.clear
         GC.start
@@ -214,6 +215,7 @@ RSpec.describe PgbusNative::OutboundPump, "faults" do
     it "a pump that is forgotten with frames waiting is collected" do
       pumps = ObjectSpace::WeakMap.new
       5.times { build_pump.tap { |one| pumps[one] = true }.post(browser.connection, [envelope(1)], 1, deadline_ms: 1) }
+      forget_browsers
       wait_until do
         GC.start
         pumps.size <= 1

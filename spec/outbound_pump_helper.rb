@@ -40,8 +40,12 @@ module OutboundPumpHelper
   def browser(id = "c#{object_id}", since_id: 0, sockets: UNIXSocket.pair, klass: Streamer::Connection)
     server, client = sockets
     connection = klass.new(id:, stream_name: "s", io: server, since_id:, writer: Streamer::IoWriter, write_deadline_ms: 5000)
-    Browser.new(connection, client)
+    Browser.new(connection, client).tap { |browser| (@browsers ||= []) << browser }
   end
+
+  # Those that were made so far are garbage as soon as the example has none of them. Until then they are kept, as a
+  # worker's registry keeps them.
+  def forget_browsers = @browsers.clear
 
   def tcp_pair
     TCPServer.open("127.0.0.1", 0) do |server|
