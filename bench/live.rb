@@ -33,9 +33,11 @@ class RemoteWorker
 
   def self.run(url, native:, cluster:)
     Dir.mktmpdir do |folder|
-      env = { "PGBUS_NATIVE" => native ? "1" : "0", "PGBUS_STREAMS_HUB_SOCKET" => cluster ? "#{folder}/hub.sock" : nil }
-      hub = start(env, "hub", url, "#{folder}/hub.sock") if cluster
-      worker = new(start(env, "worker", url))
+      env = { "PGBUS_STREAMS_HUB_SOCKET" => cluster ? "#{folder}/hub.sock" : nil }
+      implementation = native ? "native" : "own"
+      hub = start(env, implementation, "hub", url, "#{folder}/hub.sock") if cluster
+      hub&.gets
+      worker = new(start(env, implementation, "worker", url))
       yield worker
     ensure
       [worker, hub].each { |process| process&.close }
@@ -50,15 +52,35 @@ class RemoteWorker
     @port = Integer(process.gets)
   end
 
-  %i[browsers cpu busy switches].each do |name|
-    define_method(name) do |*arguments|
-      @process.puts(JSON.generate([name, *arguments]))
+  %i[browsers cpu switches].each do |name|
+    define_method(name) do
+      @process.puts(JSON.generate([name]))
       JSON.parse(@process.gets).first
     end
   end
 
+  # While the block runs, so many clients, in a process of their own, ask for one request that computes after the other.
+  def busy(clients)
+    load = fork { Array.new(clients) { Thread.new { ask_for_work } }.each(&:join) } if clients.positive?
+    sleep 1 if load
+    yield
+  ensure
+    Process.kill(:KILL, load) && Process.wait(load) if load
+  end
+
   def resident = Processes.resident(@pid)
   def close = @process.close
+
+  private
+
+  def ask_for_work
+    socket = TCPSocket.new("127.0.0.1", @port)
+    loop do
+      socket.write("GET /work HTTP/1.1\r\nHost: localhost\r\n\r\n")
+      answer = +""
+      answer << socket.readpartial(4096) until answer.include?("done")
+    end
+  end
 end
 
 # Load clients on a stream, and what they have seen so far.
@@ -141,7 +163,7 @@ end
 # One implementation, and what is measured of it.
 class LiveBench
   RATE = 20
-  BUSY = 5
+  BUSY = 8 # clients of the five Puma threads
   BATCH = 10 # messages of a transaction that floods
   LEAD = 500_000 # frames that may be on their way while it does
 
@@ -153,23 +175,23 @@ class LiveBench
   # Milliseconds from a message's commit to the browsers. The first one says to the load clients that it has begun.
   def delivery(kind, busy:, cluster: true, count: 100, browsers: 100)
     with_browsers(cluster:, browsers:) do |worker, clients, sender|
-      worker.busy(busy)
-      sender.durable(1..1)
-      clients.until { |seen| seen[:started] == browsers }
-      sender.at(RATE, 2..(count + 1), kind)
-      sent = kind == :durable ? { durable: count + 1 } : { durable: 1, ephemeral: count }
-      clients.finish(**sent).slice(:p50, :p99, :duplicates, :missing)
+      worker.busy(busy) do
+        sender.durable(1..1)
+        clients.until { |seen| seen[:started] == browsers }
+        sender.at(RATE, 2..(count + 1), kind)
+        clients.finish(**sent(kind, count))
+      end
     end
   end
 
   # Seconds until each of the browsers that come back all at once has its response's header, and its first message.
   def returning(busy:, cluster:, browsers: 100)
     with_worker(cluster:) do |worker, sender, stream|
-      worker.busy(busy)
       sending = Thread.new { sender.at(RATE, 1..) }
-      Browsers.open(worker.port, stream, browsers, Pgbus.client.stream_current_msg_id(stream)) do |clients|
-        clients.until { |seen| seen[:all_started_s] }
-        clients.seen.slice(:all_open_s, :all_started_s)
+      worker.busy(busy) do
+        Browsers.open(worker.port, stream, browsers, Pgbus.client.stream_current_msg_id(stream)) do |clients|
+          clients.until { |seen| seen[:all_started_s] }
+        end
       end
     ensure
       sending&.kill&.join
@@ -184,7 +206,7 @@ class LiveBench
       sending = Thread.new { sender.at(50, 2..501, kind) }
       sockets = Array.new(stalled) { stopped_browser(worker.port, stream) }
       sending.join
-      clients.finish(**(kind == :durable ? { durable: 501 } : { durable: 1, ephemeral: 500 }))
+      clients.finish(**sent(kind, 500))
     ensure
       sockets&.each(&:close)
     end
@@ -239,6 +261,9 @@ class LiveBench
   end
 
   private
+
+  # How many were sent, the first one included.
+  def sent(kind, count) = kind == :durable ? { durable: count + 1 } : { durable: 1, ephemeral: count }
 
   def with_worker(cluster:)
     stream = "live#{SecureRandom.hex(4)}"

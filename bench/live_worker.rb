@@ -1,17 +1,17 @@
 # frozen_string_literal: true
 
-# A worker of Puma's with a streamer, or a hub, as a process of its own, for bench/live.rb: with PGBUS_NATIVE=0 in its
-# environment and the real pgbus, it is pgbus's own.
+# A worker of Puma's with a streamer, or a hub, as a process of its own, for bench/live.rb. IMPLEMENTATION is `native`, or
+# `own` for pgbus's.
 #
-#   ruby bench/live_worker.rb worker URL          # prints its port; answers the questions it reads from standard input
-#   ruby bench/live_worker.rb hub URL SOCKET      # prints a line once it serves; ends with standard input
+#   ruby bench/live_worker.rb IMPLEMENTATION worker URL      # prints its port, then answers questions of standard input
+#   ruby bench/live_worker.rb IMPLEMENTATION hub URL SOCKET  # prints a line once it serves; ends with standard input
 
 require "json"
 require "logger"
 
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
 require "pgbus_or_standin"
-require "pgbus_native"
+require "pgbus_native" unless ARGV.first == "own"
 
 # The app that both sides of the benchmark know.
 module LiveApp
@@ -38,7 +38,7 @@ module LiveApp
   def path(stream) = "/#{pgbus? ? Pgbus::Streams::SignedName.sign(stream) : stream}"
 end
 
-# The worker: Puma with five threads, pgbus's streamer, and Ruby threads that compute.
+# The worker: Puma with five threads, pgbus's streamer, and at /work requests that compute.
 class LiveWorker
   WORK_SECONDS = 0.002
 
@@ -46,13 +46,13 @@ class LiveWorker
     before = Thread.list
     @streamer = Pgbus::Web::Streamer::Instance.new.start
     @threads = Thread.list - before
-    @busy = []
   end
 
   # @return [Integer] the port
   def serve
     %w[puma puma/server puma/log_writer puma/events stringio].each { |name| require name }
-    app = Pgbus::Web::StreamApp.new(streamer: @streamer, config: Pgbus.configuration)
+    streams = Pgbus::Web::StreamApp.new(streamer: @streamer, config: Pgbus.configuration)
+    app = ->(env) { env["PATH_INFO"] == "/work" ? compute : streams.call(env) }
     log = Puma::LogWriter.new(StringIO.new, StringIO.new)
     server = Puma::Server.new(app, Puma::Events.new, min_threads: 5, max_threads: 5, log_writer: log)
     server.add_tcp_listener("127.0.0.1", 0)
@@ -68,13 +68,6 @@ class LiveWorker
   def browsers = @streamer.registry.size
   def cpu = Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID)
 
-  # From now on so many threads compute as in requests of 2 ms of CPU each, one after the other.
-  def busy(count)
-    @busy.each(&:kill).clear
-    @busy.concat(Array.new(count) { Thread.new { loop { compute && Thread.pass } } })
-    count
-  end
-
   # How often each Ruby thread of the streamer went off its core: a thread that takes the GVL for a wake has slept before
   # and sleeps afterwards, so this counts no fewer times than it takes the GVL.
   def switches
@@ -89,7 +82,7 @@ class LiveWorker
   def compute
     ends = thread_cpu + WORK_SECONDS
     200.times { |i| i * i } while thread_cpu < ends
-    true
+    [200, { "content-type" => "text/plain" }, ["done"]]
   end
 
   def thread_cpu = Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID)
@@ -97,7 +90,7 @@ end
 
 if $PROGRAM_NAME == __FILE__
   $stdout.sync = true
-  role, url, socket = ARGV
+  _, role, url, socket = ARGV
   LiveApp.configure(url)
   if role == "hub"
     hub_class = LiveApp.pgbus? ? Pgbus::Web::Streamer::MasterHub : PgbusNative::MasterHub
