@@ -55,6 +55,8 @@ struct Seen {
     lost_connections: u64,
     refusal: Option<String>,
     latencies: Latencies,
+    all_open_s: Option<f64>,
+    all_started_s: Option<f64>,
 }
 
 struct Browser {
@@ -75,6 +77,7 @@ struct Browsers {
     seen: Seen,
     poll: Poll,
     ends: Receiver<Sent>,
+    begun_at: Instant,
     last_frame_at: Instant,
 }
 
@@ -106,7 +109,7 @@ impl Browsers {
                 connect_at: Some(now),
             })
             .collect();
-        Ok(Self { address, path, list, seen: Seen::default(), poll, ends, last_frame_at: now })
+        Ok(Self { address, path, list, seen: Seen::default(), poll, ends, begun_at: now, last_frame_at: now })
     }
 
     fn run(&mut self) -> io::Result<()> {
@@ -125,6 +128,7 @@ impl Browsers {
                     self.receive(index);
                 }
             }
+            self.note_milestones();
             match self.ends.try_recv() {
                 Ok(end) => {
                     sent = Some(end);
@@ -234,6 +238,17 @@ impl Browsers {
         browser.connect_at = Some(Instant::now() + browser.retry);
     }
 
+    /// The seconds from the start until every browser had its response's header, and its first message.
+    fn note_milestones(&mut self) {
+        let elapsed = self.begun_at.elapsed().as_secs_f64();
+        if self.seen.all_open_s.is_none() && self.list.iter().all(|browser| browser.is_open) {
+            self.seen.all_open_s = Some(elapsed);
+        }
+        if self.seen.all_started_s.is_none() && self.list.iter().all(|browser| browser.last_n > 0) {
+            self.seen.all_started_s = Some(elapsed);
+        }
+    }
+
     fn is_done(&self, sent: Sent) -> bool {
         let quiet = self.last_frame_at.elapsed();
         if self.list.iter().any(|browser| browser.last_n < sent.durable) {
@@ -250,6 +265,7 @@ impl Browsers {
         let report = json!({
             "open": open, "started": started, "durable": seen.durable, "ephemeral": seen.ephemeral,
             "duplicates": seen.duplicates, "missing": seen.gaps + behind.unwrap_or(0),
+            "all_open_s": seen.all_open_s, "all_started_s": seen.all_started_s,
             "lost_connections": seen.lost_connections, "connects": seen.connects, "refusal": seen.refusal,
             "p50": seen.latencies.percentile_ms(0.50), "p95": seen.latencies.percentile_ms(0.95),
             "p99": seen.latencies.percentile_ms(0.99), "done": done,
