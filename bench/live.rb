@@ -74,11 +74,16 @@ class RemoteWorker
   private
 
   def ask_for_work
-    socket = TCPSocket.new("127.0.0.1", @port)
     loop do
-      socket.write("GET /work HTTP/1.1\r\nHost: localhost\r\n\r\n")
-      answer = +""
-      answer << socket.readpartial(4096) until answer.include?("done")
+      TCPSocket.open("127.0.0.1", @port) do |socket|
+        loop do
+          socket.write("GET /work HTTP/1.1\r\nHost: localhost\r\n\r\n")
+          answer = +""
+          answer << socket.readpartial(4096) until answer.include?("done")
+        end
+      end
+    rescue EOFError, SystemCallError
+      nil # Puma ends a connection after some requests
     end
   end
 end
