@@ -217,16 +217,18 @@ class LiveBench
     end
   end
 
-  # How often Ruby threads of the streamer were switched to in ten seconds, without and with 200 wakes, by thread.
-  def switches(kind, count: 200, rate: RATE)
+  # How often Ruby threads of the streamer were switched to in ten seconds, by thread: at each of these rates of wakes.
+  # What is done once a second costs the same at every rate.
+  def switches(kind, rates, seconds: 10)
     with_browsers(cluster: false, browsers: 10) do |worker, clients, sender|
       sender.durable(1..1)
       clients.until { |seen| seen[:started] == 10 }
-      sleep 2
-      [-> { sleep count / rate.to_f }, -> { sender.at(rate, 2..(count + 1), kind) }].map do |pass|
+      sleep 2 # what belongs to connecting is over
+      last = 1
+      rates.map do |rate|
         before = worker.switches
-        pass.call
-        worker.switches.to_h { |name, after| [name, after - before.fetch(name, 0)] }.reject { |_, times| times.zero? }
+        rate.zero? ? sleep(seconds) : sender.at(rate, (last + 1)..(last += rate * seconds), kind)
+        worker.switches.to_h { |name, after| [name, after - before.fetch(name, 0)] }
       end
     end
   end
@@ -316,10 +318,7 @@ class LiveReport
   end
 
   def run(names)
-    names.each do |name|
-      public_send(name)
-      $stdout.flush
-    end
+    names.each { |name| public_send(name) }
   end
 
   def delivery
@@ -357,13 +356,16 @@ class LiveReport
   end
 
   def switches
+    rates = [0, 20, 80]
     %i[durable ephemeral].each do |kind|
-      theirs, ours = both { |bench| bench.switches(kind) }
-      ["in 10 s without wakes", "in 10 s with 200 wakes"].each_with_index do |what, i|
-        @report.line("Ruby threads of the streamer switched, #{kind}, #{what}", theirs && theirs[i].values.sum,
-                     ours[i].values.sum, "%d", i.zero? ? "" : "<= 2 a second more")
+      theirs, ours = both { |bench| bench.switches(kind, rates) }
+      their, our = [theirs, ours].map { |passes| passes&.map { |by_thread| by_thread.values.sum } }
+      rates.each_with_index do |rate, i|
+        @report.line("#{kind}, #{rate} wakes/s: switches of the streamer's Ruby threads in 10 s", their&.at(i), our[i], "%d")
       end
-      @report.note("native, by thread: #{ours.last}")
+      more = ->(counts) { (counts[2] - counts[1]) / (10.0 * (rates[2] - rates[1])) }
+      @report.line("  for each wake beyond 20/s", their && more[their], more[our], "%.3f", "0")
+      @report.note("native, by thread: #{ours.last.reject { |_, times| times.zero? }}")
     end
   end
 
@@ -407,6 +409,7 @@ class LiveReport
   end
 end
 
+$stdout.sync = true
 abort "bench/live.rb: build first: support/build" unless File.executable?(Browsers::LOAD)
 names = ARGV.empty? ? LiveReport::MEASURES : ARGV.map(&:to_sym)
 unknown = names - LiveReport::MEASURES

@@ -15,7 +15,8 @@ class Report
   # @param ours [Numeric]
   # @param format [String] of both values
   def line(what, theirs, ours, format, goal = "")
-    row(what, theirs && format(format, theirs), format(format, ours), theirs && times(ours / theirs.to_f), goal)
+    ratio = times(ours / theirs.to_f) if theirs&.positive? && ours.positive?
+    row(what, theirs && format(format, theirs), format(format, ours), ratio, goal)
   end
 
   # How our value stands to another one than pgbus's, and whether that is what we aim at.
