@@ -3,6 +3,7 @@
 require "socket"
 require_relative "encoder"
 require_relative "native_socket"
+require_relative "patch"
 
 module PgbusNative
   # What is prepended to pgbus's `Connection`. From the moment at which a native pump takes a connection on a plain socket
@@ -16,28 +17,20 @@ module PgbusNative
 
     private_constant :PLAIN_SOCKETS, :RELIED_ON
 
+    extend Patch
+
     class << self
-      # Patches the class. Safe to call again.
-      #
       # @param connection_class [Class] pgbus's `Connection`
       # @return [void]
       def install(connection_class)
         @connection_class = connection_class
         @home = Object.const_source_location(connection_class.name)&.first
-        connection_class.prepend(self)
-        @active = true
-      end
-
-      # No connection is taken in from now on; those that were stay native.
-      #
-      # @return [void]
-      def uninstall
-        @active = false
+        super
       end
 
       # @return [Boolean] whether a pump can take this connection in
       def eligible?(connection)
-        @active && connection.instance_of?(@connection_class) && plain?(connection.io) && !connection.dead? &&
+        active? && connection.instance_of?(@connection_class) && plain?(connection.io) && !connection.dead? &&
           connection.singleton_methods(false).empty? && connection.last_msg_id_sent.bit_length < 64 &&
           own?(connection.instance_variable_get(:@writer)) && RELIED_ON.all? { |name| unmodified?(name) }
       end

@@ -1,31 +1,13 @@
 # frozen_string_literal: true
 
 require_relative "outbound_pump"
+require_relative "patch"
 
 module PgbusNative
   # What is prepended to pgbus's `Instance`, a worker's streamer: it has a native pump by default, which takes each
   # connection in before anybody writes to it, and all browsers take their leave at the same time.
   module InstancePatch
-    class << self
-      # Patches the class. Safe to call again.
-      #
-      # @param instance_class [Class] pgbus's `Instance`
-      # @return [void]
-      def install(instance_class)
-        instance_class.prepend(self)
-        @active = true
-      end
-
-      # Streamers that are built from now on are pgbus's own.
-      #
-      # @return [void]
-      def uninstall
-        @active = false
-      end
-
-      # @return [Boolean]
-      def active? = @active
-    end
+    extend Patch
 
     def register(connection)
       @pump.adopt(connection) if @pump.is_a?(OutboundPump)

@@ -63,23 +63,24 @@ module PgbusNative
       # @param streamer [Module] `Pgbus::Web::Streamer`
       # @return [String, nil] the first difference, for a person
       def difference(name, streamer)
-        hides_nothing streamer.const_get(name), PgbusNative.const_get(name, false)
-        name == :OutboundPump ? outbound_pump(streamer) : master_hub(streamer)
-        nil
-      rescue StandardError => e
-        e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
+        first_difference do
+          hides_nothing streamer.const_get(name), PgbusNative.const_get(name, false)
+          name == :OutboundPump ? outbound_pump(streamer) : master_hub(streamer)
+        end
       end
 
       # @param streamer [Module] `Pgbus::Web::Streamer`
       # @return [String, nil] the first thing that a feed lacks, for a person
-      def difference_of_feed(streamer)
-        feed(streamer)
+      def difference_of_feed(streamer) = first_difference { feed(streamer) }
+
+      private
+
+      def first_difference
+        yield
         nil
       rescue StandardError => e
         e.is_a?(Difference) ? e.message : "#{e.class}: #{e.message.lines.first&.chomp}"
       end
-
-      private
 
       def feed(streamer)
         FEED.each do |name, calls|

@@ -10,5 +10,6 @@ pub mod inherit;
 pub mod listen;
 pub mod log;
 pub mod pump;
+mod retry;
 pub mod session;
 pub mod wire;

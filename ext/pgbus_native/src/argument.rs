@@ -17,6 +17,12 @@ pub fn deadline(ruby: &Ruby, deadline_ms: Value) -> Result<Duration, Error> {
     Ok(Duration::try_from_secs_f64(milliseconds.max(0.0) / 1000.0).unwrap_or(Duration::MAX))
 }
 
+/// Seconds from 0 on, as any Float.
+pub fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
+}
+
 /// The position of an envelope, as an Integer of any size.
 pub fn position_of(ruby: &Ruby, envelope: Value) -> Result<Value, Error> {
     if !envelope.respond_to(*MSG_ID, false)? {

@@ -3,9 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use crossbeam_channel::bounded;
 use magnus::{function, method, prelude::*, Error, IntoValue, RArray, RHash, RModule, RString, Ruby, Symbol, Value};
 use pgbus_native_engine::feed::message::Message;
 use pgbus_native_engine::feed::reports::{Batch, Session, Wait};
@@ -16,9 +14,8 @@ use pgbus_native_engine::listen::OptionsError;
 use pgbus_native_engine::session::recipe::{Answer, Recipe};
 
 use crate::born::Born;
-use crate::gvl;
 use crate::outlet::Outlet;
-use crate::recipe;
+use crate::{argument, gvl, recipe};
 
 #[magnus::wrap(class = "PgbusNative::Feed::Engine", free_immediately)]
 struct Engine(Born<FeedThread>);
@@ -28,7 +25,7 @@ impl Engine {
     fn spawn(ruby: &Ruby, hub: Option<RString>, health_check: f64, deadline: f64) -> Result<Self, Error> {
         // SAFETY: the bytes are copied before Ruby runs again.
         let hub = hub.map(|path| PathBuf::from(OsString::from_vec(unsafe { path.as_slice() }.to_vec())));
-        let (health_check, deadline) = (seconds(ruby, health_check)?, seconds(ruby, deadline)?);
+        let (health_check, deadline) = (argument::seconds(ruby, health_check)?, argument::seconds(ruby, deadline)?);
         let feed = FeedThread::spawn(Settings { hub, health_check, deadline })
             .map_err(|error| Error::new(ruby.exception_thread_error(), error.to_string()))?;
         Ok(Self(Born::new(feed)))
@@ -97,15 +94,12 @@ impl Engine {
     /// Sleeps without the GVL until there are reports, and gives all of them; nil at the end.
     fn next_reports(ruby: &Ruby, rb_self: &Self) -> Result<Option<RHash>, Error> {
         let Some(feed) = rb_self.0.get() else { return Ok(None) };
-        loop {
-            let (unblock, interrupt) = bounded(1);
-            let wait = gvl::without_gvl(|| feed.reports().next(&interrupt), || _ = unblock.try_send(()))?;
-            match wait {
-                Some(Wait::Reports(batch)) => return reports(ruby, *batch).map(Some),
-                Some(Wait::Ended) => return Ok(None),
-                Some(Wait::Interrupted) | None => gvl::check_interrupts(ruby)?,
-            }
-        }
+        let batch = gvl::wait(ruby, |interrupt| match feed.reports().next(interrupt) {
+            Wait::Reports(batch) => Some(Some(batch)),
+            Wait::Ended => Some(None),
+            Wait::Interrupted => None,
+        })?;
+        batch.map(|batch| reports(ruby, *batch)).transpose()
     }
 
     fn stop(&self) {
@@ -117,9 +111,8 @@ impl Engine {
     /// Waits for the end, so many seconds at most. Gives whether it came.
     fn wait_ended(ruby: &Ruby, rb_self: &Self, timeout: f64) -> Result<bool, Error> {
         let Some(feed) = rb_self.0.get() else { return Ok(true) };
-        let timeout = seconds(ruby, timeout)?;
-        let (unblock, interrupt) = bounded(1);
-        let ended = gvl::without_gvl(|| feed.ended(timeout, &interrupt), || _ = unblock.try_send(()))?;
+        let timeout = argument::seconds(ruby, timeout)?;
+        let ended = gvl::wait_once(|interrupt| Some(feed.ended(timeout, interrupt)))?;
         gvl::check_interrupts(ruby)?;
         Ok(ended.unwrap_or(false))
     }
@@ -166,7 +159,7 @@ impl Engine {
         variables: RArray,
         limit: f64,
     ) -> Result<Option<String>, Error> {
-        let limit = seconds(ruby, limit)?;
+        let limit = argument::seconds(ruby, limit)?;
         let options = match recipe::options(hosts, keywords, variables)? {
             Ok(options) => options,
             Err(error) => return Ok(Some(error.to_string())),
@@ -182,11 +175,6 @@ impl Engine {
         let message = Message::of_row(&text);
         ruby.str_from_slice(&Frame::durable(msg_id, &message.event, &message.payload).bytes)
     }
-}
-
-fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
 }
 
 /// Lists by their kind; see `PgbusNative::Feed#take`.

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
+use crossbeam_channel::{bounded, Receiver};
 use magnus::{Error, Ruby};
 use rb_sys::rb_thread_call_without_gvl2;
 
@@ -55,6 +56,25 @@ pub fn without_gvl<R>(wait: impl FnOnce() -> R, unblock: impl Fn() + Sync) -> Re
         Some(Ok(result)) => Ok(Some(result)),
         Some(Err(panic)) => Err(panicked(&*panic)),
     }
+}
+
+/// Waits without the GVL for what `wait` gives. None from it means that its receiver said so: somebody wants the thread
+/// back; what was asked of it acts then, and the wait goes on.
+///
+/// Interrupts act before the first wait, too: Ruby has shelved one that came while a helper had something in hand.
+pub fn wait<T>(ruby: &Ruby, wait: impl Fn(&Receiver<()>) -> Option<T>) -> Result<T, Error> {
+    loop {
+        check_interrupts(ruby)?;
+        if let Some(result) = wait_once(&wait)? {
+            return Ok(result);
+        }
+    }
+}
+
+/// Waits once, see [`wait`]. None also when an interrupt is pending.
+pub fn wait_once<T>(wait: impl FnOnce(&Receiver<()>) -> Option<T>) -> Result<Option<T>, Error> {
+    let (unblock, interrupt) = bounded(1);
+    Ok(without_gvl(|| wait(&interrupt), || _ = unblock.try_send(()))?.flatten())
 }
 
 /// Lets pending interrupts act: raises what `Thread#raise`, `Timeout` or `Thread#kill` asked for.

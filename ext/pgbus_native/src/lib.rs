@@ -14,6 +14,7 @@ mod gvl;
 mod master_hub;
 mod outlet;
 mod recipe;
+mod system_call;
 mod writers;
 
 #[magnus::init]

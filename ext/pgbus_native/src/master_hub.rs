@@ -5,19 +5,15 @@ use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crossbeam_channel::{bounded, Receiver};
-use magnus::{
-    function, method, prelude::*, Error, ExceptionClass, IntoValue, RArray, RClass, RHash, RModule, RString, Ruby,
-};
+use magnus::{function, method, prelude::*, Error, ExceptionClass, RArray, RClass, RHash, RModule, RString, Ruby};
 use pgbus_native_engine::hub::{self, Event, Hub, Limits, Notice, Options, Session, StartError};
 use pgbus_native_engine::inherit;
 use pgbus_native_engine::listen::ConnectError;
 use pgbus_native_engine::session::recipe::Recipe;
 use pgbus_native_engine::session::ruby::{Happened, Order, Report};
 
-use crate::{gvl, recipe};
+use crate::{argument, gvl, recipe, system_call};
 
 #[magnus::wrap(class = "PgbusNative::MasterHub::Engine", free_immediately)]
 struct Engine {
@@ -52,9 +48,9 @@ impl Engine {
         let socket_path = String::from_utf8_lossy(&path).into_owned();
         let options = Options {
             socket_path: PathBuf::from(OsString::from_vec(path)),
-            status_interval: seconds(ruby, status_interval)?,
+            status_interval: argument::seconds(ruby, status_interval)?,
             limits: Limits { durable, hard },
-            health_check: seconds(ruby, health_check)?,
+            health_check: argument::seconds(ruby, health_check)?,
             session: if recipes { Session::Recipes } else { Session::Ruby },
         };
         let hub =
@@ -69,7 +65,7 @@ impl Engine {
 
     /// Waits for the start: true, or false if it was stopped meanwhile, or an error.
     fn wait_started(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
-        match rb_self.wait(ruby, |hub, interrupt| hub.started(interrupt))? {
+        match gvl::wait(ruby, |interrupt| rb_self.hub.started(interrupt))? {
             Ok(()) => Ok(true),
             Err(StartError::Stopped) => Ok(false),
             Err(error) => Err(start_error(ruby, &error, &format!("hub socket {}", rb_self.socket_path))),
@@ -82,9 +78,8 @@ impl Engine {
 
     /// Waits for the end, so many seconds at most. Gives whether it came.
     fn wait_ended(ruby: &Ruby, rb_self: &Self, timeout: f64) -> Result<bool, Error> {
-        let timeout = seconds(ruby, timeout)?;
-        let (unblock, interrupt) = bounded(1);
-        let ended = gvl::without_gvl(|| rb_self.hub.ended(timeout, &interrupt), || _ = unblock.try_send(()))?;
+        let timeout = argument::seconds(ruby, timeout)?;
+        let ended = gvl::wait_once(|interrupt| Some(rb_self.hub.ended(timeout, interrupt)))?;
         gvl::check_interrupts(ruby)?;
         Ok(ended.unwrap_or(false))
     }
@@ -93,7 +88,7 @@ impl Engine {
     /// recipe (`[:open_session, number, because]`, `[:listen, queue]`, `[:unlisten, queue]`, `[:close_session]`), or one to
     /// that of a factory (`[:ensure_listening, worker, queue]`, `[:remove_listening, queue]`); nil at the end.
     fn next_event(ruby: &Ruby, rb_self: &Self) -> Result<Option<RArray>, Error> {
-        let event = rb_self.wait(ruby, |hub, interrupt| hub.next_event(interrupt).ok())?;
+        let event = gvl::wait(ruby, |interrupt| rb_self.hub.next_event(interrupt).ok())?;
         let array = ruby.ary_new();
         match event {
             None => return Ok(None),
@@ -139,7 +134,7 @@ impl Engine {
 
     fn wake(ruby: &Ruby, rb_self: &Self, queue: String, payload: Option<String>) -> Result<(), Error> {
         let (queue, payload): (Arc<str>, Option<Arc<str>>) = (queue.into(), payload.map(Into::into));
-        rb_self.wait(ruby, |hub, interrupt| hub.wake(queue.clone(), payload.clone(), interrupt).ok())
+        gvl::wait(ruby, |interrupt| rb_self.hub.wake(queue.clone(), payload.clone(), interrupt).ok())
     }
 
     fn answer(&self, worker: u64, queue: String, failure: Option<String>) {
@@ -207,24 +202,6 @@ impl Engine {
         hash.aset(ruby.to_symbol("connected_since_ms"), stats.connected_since_ms())?;
         Ok(hash)
     }
-
-    /// Waits without the GVL for what `wait` gives; None from it means that it was interrupted.
-    fn wait<T>(&self, ruby: &Ruby, wait: impl Fn(&Hub, &Receiver<()>) -> Option<T>) -> Result<T, Error> {
-        loop {
-            // Also before the first wait: Ruby has shelved an interrupt that came while a helper had something in hand.
-            gvl::check_interrupts(ruby)?;
-            let (unblock, interrupt) = bounded(1);
-            let waited = gvl::without_gvl(|| wait(&self.hub, &interrupt), || _ = unblock.try_send(()))?;
-            if let Some(Some(result)) = waited {
-                return Ok(result);
-            }
-        }
-    }
-}
-
-fn seconds(ruby: &Ruby, seconds: f64) -> Result<Duration, Error> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|error| Error::new(ruby.exception_arg_error(), format!("{seconds} seconds: {error}")))
 }
 
 fn push_order(ruby: &Ruby, array: RArray, order: Order) -> Result<(), Error> {
@@ -260,10 +237,8 @@ fn engine_error(ruby: &Ruby, name: &str, error: &dyn std::error::Error) -> Error
 fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     match error {
         StartError::PathTooLong { .. } => Error::new(ruby.exception_arg_error(), error.to_string()),
-        StartError::Socket(socket) => system_call_error(ruby, &socket.what(), socket.errno())
-            .unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string())),
-        StartError::System(system) => system_call_error(ruby, what, system.raw_os_error())
-            .unwrap_or_else(|| Error::new(ruby.exception_io_error(), error.to_string())),
+        StartError::Socket(socket) => system_error(ruby, error, &socket.what(), socket.errno()),
+        StartError::System(system) => system_error(ruby, error, what, system.raw_os_error()),
         StartError::Connect(ConnectError::Failed(_) | ConnectError::Unsupported { .. }) => {
             engine_error(ruby, "ConnectionFailed", error)
         }
@@ -272,11 +247,11 @@ fn start_error(ruby: &Ruby, error: &StartError, what: &str) -> Error {
     }
 }
 
-fn system_call_error(ruby: &Ruby, what: &str, errno: Option<i32>) -> Option<Error> {
-    let errno = errno?;
-    let class: ExceptionClass = ruby.class_object().const_get("SystemCallError").ok()?;
-    let exception = class.new_instance((what.into_value_with(ruby), errno)).ok()?;
-    Some(exception.into())
+fn system_error(ruby: &Ruby, error: &StartError, what: &str, errno: Option<i32>) -> Error {
+    errno.map_or_else(
+        || Error::new(ruby.exception_io_error(), error.to_string()),
+        |errno| system_call::error(ruby, what, errno),
+    )
 }
 
 pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {

@@ -125,7 +125,7 @@ impl Outlet {
     /// The job of a post: everything is read and made before anything is handed over.
     pub fn job(&self, ruby: &Ruby, outlet: &pump::Outlet, envelopes: RArray, deadline: Duration) -> Result<Job, Error> {
         let writers = ruby.get_inner(self.writers);
-        let (queued_to, mut known_from) = (outlet.queued_to(), None);
+        let (cursor, queued_to, mut known_from) = (outlet.cursor(), outlet.queued_to(), None);
         let mut items = Vec::with_capacity(envelopes.len());
         let mut index = 0;
         // The length is asked again each time: what is called in between may change the array.
@@ -142,7 +142,7 @@ impl Outlet {
             let msg_id = argument::msg_id(ruby, position)?;
             if msg_id > queued_to {
                 items.push(writers.frames.of(ruby, envelope, msg_id)?);
-            } else if msg_id > outlet.cursor() {
+            } else if msg_id > cursor {
                 known_from = Some(known_from.unwrap_or(msg_id).min(msg_id));
             }
             index += 1;

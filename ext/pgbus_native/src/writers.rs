@@ -15,7 +15,7 @@ use pgbus_native_engine::pump::{Job, Pump, Report};
 use crate::born::Born;
 use crate::frames::{self, Frames};
 use crate::outlet::{Deadlines, Outlet};
-use crate::{argument, gvl};
+use crate::{argument, gvl, system_call};
 
 #[derive(TypedData)]
 #[magnus(class = "PgbusNative::Writers", free_immediately, mark, size)]
@@ -55,7 +55,9 @@ impl Writers {
     /// Returns whether there is no reporter.
     fn start(ruby: &Ruby, rb_self: &Self) -> Result<bool, Error> {
         let Some(pump) = rb_self.pump.get() else { return Ok(false) };
-        pump.start().map_err(|error| system_call_error(ruby, &error))?;
+        pump.start().map_err(|error| {
+            system_call::error(ruby, "starting the pump's writer threads", error.raw_os_error().unwrap_or(0))
+        })?;
         rb_self.closing.set(false);
         Ok(!rb_self.reporting.replace(true))
     }
@@ -205,17 +207,6 @@ fn hand_out(ruby: &Ruby, report: Report) -> Result<(), Error> {
         Report::Log(line) => (line.level.name(), None, line.text.into_value_with(ruby)),
     };
     ruby.yield_values::<_, Value>((ruby.to_symbol(what), key, detail)).map(drop)
-}
-
-fn system_call_error(ruby: &Ruby, error: &std::io::Error) -> Error {
-    let exception = ruby.exception_system_call_error().funcall::<_, _, magnus::Exception>(
-        "new",
-        ("starting the pump's writer threads", error.raw_os_error().unwrap_or(0)),
-    );
-    match exception {
-        Ok(exception) => exception.into(),
-        Err(error) => error,
-    }
 }
 
 pub fn init(ruby: &Ruby, module: RModule) -> Result<(), Error> {

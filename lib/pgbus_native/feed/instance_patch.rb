@@ -1,34 +1,17 @@
 # frozen_string_literal: true
 
+require_relative "../patch"
+
 module PgbusNative
   class Feed
     # What is prepended to pgbus's `Instance`, a worker's streamer: its listener is a feed, where that can be.
     module InstancePatch
+      extend Patch
+
       # From the request's own thread: between the response's header and the first message nobody waits for Ruby.
       def register(connection)
         super
         hand_over(connection) if @listener.is_a?(Feed) && !connection.dead?
-      end
-
-      class << self
-        # Patches the class. Safe to call again.
-        #
-        # @param instance_class [Class] pgbus's `Instance`
-        # @return [void]
-        def install(instance_class)
-          instance_class.prepend(self)
-          @active = true
-        end
-
-        # Streamers that are built from now on have none.
-        #
-        # @return [void]
-        def uninstall
-          @active = false
-        end
-
-        # @return [Boolean]
-        def active? = @active
       end
 
       private

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use indexmap::{IndexMap, IndexSet};
 
-use super::events::{Offer, Output, Reason};
+use super::events::{Output, Reason};
 use super::item::Item;
 use super::requests::Turn;
 use crate::frame::Frame;
+use crate::pump::Offer;
 
 /// Rows of a page.
 pub(super) const PAGE: usize = 500;
@@ -91,7 +92,7 @@ impl Browser {
             match turn.outlets.offer(self.key, &row.frame) {
                 Offer::Taken => self.taken += 1,
                 Offer::Full => return Outcome::Full,
-                Offer::Dead => return Outcome::Dead,
+                Offer::Closed => return Outcome::Dead,
             }
         }
         self.cursor = msg_id;
@@ -150,7 +151,7 @@ fn offer_ephemeral(key: u32, frame: &Arc<Frame>, turn: &mut Turn) -> Outcome {
     match turn.outlets.offer(key, frame) {
         Offer::Taken => Outcome::Served,
         Offer::Full => Outcome::Failed(Reason::OutletFull),
-        Offer::Dead => Outcome::Dead,
+        Offer::Closed => Outcome::Dead,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::frame::Frame;
 use crate::log::Line;
+use crate::pump::Offer;
 use crate::session::Queue;
 
 /// A read that the feed has asked for.
@@ -197,20 +198,9 @@ pub struct Limits {
     pub bytes: usize,
 }
 
-/// What became of a frame that was offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offer {
-    /// It is in the outlet's queue.
-    Taken,
-    /// There is no room. For a durable frame [`Input::Room`] will come; an ephemeral one means that the browser is too
-    /// slow.
-    Full,
-    /// The connection has ended. Whoever owns the outlet knows.
-    Dead,
-}
-
 /// Where frames leave.
 pub trait Outlets {
-    /// Offers a frame to an outlet.
+    /// Offers a frame to an outlet. After [`Offer::Full`] for a durable frame [`Input::Room`] will come; for an ephemeral
+    /// one it means that the browser is too slow.
     fn offer(&mut self, key: u32, frame: &Arc<Frame>) -> Offer;
 }

@@ -54,7 +54,7 @@ mod wanted;
 #[cfg(test)]
 mod tests;
 
-pub use events::{Asked, Connect, Input, Limits, Offer, Outlets, Output, Question, QuestionId, ReadId, Reason, Row};
+pub use events::{Asked, Connect, Input, Limits, Outlets, Output, Question, QuestionId, ReadId, Reason, Row};
 pub use router::Feed;
 pub use stats::Stats;
 pub use thread::{FeedThread, Settings};

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::events::{Offer, Outlets};
+use super::events::Outlets;
 use crate::frame::Frame;
-use crate::pump::{self, Outlet};
+use crate::pump::{Offer, Outlet};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -42,11 +42,6 @@ impl Served {
 
 impl Outlets for Served {
     fn offer(&mut self, key: u32, frame: &Arc<Frame>) -> Offer {
-        let Some(outlet) = self.outlets.get(&key) else { return Offer::Dead };
-        match outlet.offer(frame, self.deadline) {
-            pump::Offer::Taken => Offer::Taken,
-            pump::Offer::Full => Offer::Full,
-            pump::Offer::Closed => Offer::Dead,
-        }
+        self.outlets.get(&key).map_or(Offer::Closed, |outlet| outlet.offer(frame, self.deadline))
     }
 }

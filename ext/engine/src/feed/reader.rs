@@ -21,13 +21,12 @@ use tokio_postgres::Client;
 use super::events::{ReadId, Row};
 use crate::listen::{self, words, Connection, Link, Log};
 use crate::log::{Level, Line};
+use crate::retry::{until_connected, BACKOFF};
 use crate::session::recipe::{Recipe, Recipes};
 use crate::session::Queue;
 
 /// Reads on their way at once: enough to hide the round trip, few enough that their pages fit into memory.
 const IN_FLIGHT: usize = 16;
-/// Between two attempts to connect.
-const BACKOFF: Duration = Duration::from_millis(500);
 /// Silence is counted in ticks, not by the clock: while this process is stopped, the server's answers lie in our socket
 /// and no tick passes.
 const TICK: Duration = Duration::from_secs(1);
@@ -66,7 +65,8 @@ pub async fn run(mut recipes: Recipes, mut reads: UnboundedReceiver<Read>, pages
     let mut unanswered = VecDeque::new();
     let mut answer_ticks = ANSWER_TICKS;
     loop {
-        let connection = connect(&mut recipes, log).await;
+        let failure = "the session for reads can't connect";
+        let connection = until_connected(failure, log, async || connect(&mut recipes).await).await;
         let mut session = Session::new(connection, answer_ticks);
         let ended = session.serve(&mut unanswered, &mut reads, pages).await;
         unanswered = session.unanswered(unanswered);
@@ -88,23 +88,7 @@ pub async fn run(mut recipes: Recipes, mut reads: UnboundedReceiver<Read>, pages
     }
 }
 
-/// Tries until it works. Logs the first failure, and then ever more rarely.
-async fn connect(recipes: &mut Recipes, log: Log<'_>) -> Connection {
-    let mut attempts = 0_u64;
-    loop {
-        let error = match connect_once(recipes).await {
-            Ok(connection) => return connection,
-            Err(error) => error.replace('\n', "; "),
-        };
-        attempts += 1;
-        if attempts.is_power_of_two() {
-            log(Line::new(Level::Warn, format!("the session for reads can't connect (attempt {attempts}): {error}")));
-        }
-        sleep(BACKOFF).await;
-    }
-}
-
-async fn connect_once(recipes: &mut Recipes) -> Result<Connection, String> {
+async fn connect(recipes: &mut Recipes) -> Result<Connection, String> {
     match recipes.next().await? {
         Recipe::Native(options) => listen::reconnect(&options).await.map_err(|error| error.to_string()),
         Recipe::Ruby { because } => Err(format!("it can't honour {because}")),

@@ -4,19 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{unbounded_channel, Sender};
-use tokio::time::sleep;
 
 use super::hub_client::HubClient;
 use crate::listen::Log;
 use crate::log::{Level, Line};
+use crate::retry::until_connected;
 use crate::session::recipe::Recipes;
 use crate::session::ruby::{Happened, Order, Report, RubySession};
-use crate::session::{Connected, News, Session, Wishes};
+use crate::session::{News, Session, Wishes};
 
 /// How much longer than a health check the hub may take for an ack: its own session has one second less.
 const ACK_GRACE: Duration = Duration::from_secs(2);
-/// Between two attempts to connect.
-const BACKOFF: Duration = Duration::from_millis(500);
 
 /// How a feed hears its wakes.
 #[derive(Debug)]
@@ -49,7 +47,7 @@ pub async fn run(source: Source, wishes: &Wishes, news: &Sender<News>, log: Log<
         }
     }
     let mut session = Session::new(source.recipes, no_ruby_session(), source.health_check);
-    let first = first_connection(&mut session, log).await;
+    let first = until_connected("LISTEN session can't connect", log, async || session.connect(log).await).await;
     session.run(first, wishes, news, log).await;
 }
 
@@ -63,20 +61,4 @@ fn no_ruby_session() -> RubySession {
         }
     };
     RubySession::new(refuse, reports)
-}
-
-/// Tries until it works. Logs the first failure, and then ever more rarely.
-async fn first_connection(session: &mut Session, log: Log<'_>) -> Connected {
-    let mut attempts = 0_u64;
-    loop {
-        let error = match session.connect(log).await {
-            Ok(connected) => return connected,
-            Err(error) => error.to_string().replace('\n', "; "),
-        };
-        attempts += 1;
-        if attempts.is_power_of_two() {
-            log(Line::new(Level::Warn, format!("LISTEN session can't connect (attempt {attempts}): {error}")));
-        }
-        sleep(BACKOFF).await;
-    }
 }

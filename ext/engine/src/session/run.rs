@@ -10,9 +10,8 @@ use super::ruby::RubySession;
 use super::{Ended, News, Wishes};
 use crate::listen::{self, ConnectError, Connection, Live, Log};
 use crate::log::{Level, Line};
+use crate::retry::{until_connected, BACKOFF};
 
-/// Between two attempts to connect, when the one before has failed.
-const BACKOFF: Duration = Duration::from_millis(500);
 /// Connections in a row that were lost within [`BACKOFF`] before the next attempt waits, too. The first ones must not:
 /// ephemeral wakes of that time are lost. More than these come from a server that takes us and drops us at once, which
 /// is not asked more often than one that does not take us.
@@ -123,25 +122,9 @@ impl Session {
             if quick_losses > QUICK_LOSSES {
                 sleep(BACKOFF).await;
             }
-            connected = self.reconnected(log).await;
+            let failure = "LISTEN session can't reconnect";
+            connected = until_connected(failure, log, async || self.reconnect(log).await).await;
             log(Line::new(Level::Info, "LISTEN session is connected again"));
-        }
-    }
-
-    /// Tries until it works. Logs the first failure, and then ever more rarely.
-    async fn reconnected(&mut self, log: Log<'_>) -> Connected {
-        let mut attempts = 0_u64;
-        loop {
-            let error = match self.reconnect(log).await {
-                Ok(connected) => return connected,
-                Err(error) => error.to_string().replace('\n', "; "),
-            };
-            attempts += 1;
-            if attempts.is_power_of_two() {
-                let text = format!("LISTEN session can't reconnect (attempt {attempts}): {error}");
-                log(Line::new(Level::Warn, text));
-            }
-            sleep(BACKOFF).await;
         }
     }
 }

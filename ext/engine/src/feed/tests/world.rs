@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::super::*;
 use crate::frame::Frame;
+use crate::pump::Offer;
 use crate::session::Queue;
 
 /// A message, and what the world decides about it.
@@ -125,7 +126,7 @@ impl Outlets for Outside {
     fn offer(&mut self, key: u32, frame: &Arc<Frame>) -> Offer {
         let browser = self.browsers.get_mut(&key).expect("nothing is offered to a browser that has left");
         if browser.dead {
-            return Offer::Dead;
+            return Offer::Closed;
         }
         assert_eq!(browser.given_up, None, "nothing is offered to a browser that was given up");
         let (frames, ephemerals) = browser.capacity;
