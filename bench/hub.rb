@@ -17,6 +17,7 @@ require "tmpdir"
 $LOAD_PATH.unshift(File.expand_path("../lib", __dir__), File.expand_path("../support", __dir__))
 require "pgbus_or_standin"
 require "pgbus_native"
+require "misbehaving_workers"
 require "processes"
 require_relative "report"
 require_relative "timed_notifier"
@@ -61,7 +62,7 @@ class HubBench
       misbehaving(kind, path, count) do
         seen = load_clients(path, workers: 1, wakes: rate * seconds) do
           meter.reset
-          flooding { notify_at(rate, rate * seconds) }
+          MisbehavingWorkers.flooded(@postgres.url) { notify_at(rate, rate * seconds) }
         end
         { p50: seen["p50"], p99: seen["p99"], **complete(seen) }
       end
@@ -215,30 +216,8 @@ class HubBench
     end
   end
 
-  def misbehaving(kind, path, count)
-    return yield if count.zero?
-
-    IO.popen([LOAD, "misbehave", kind, path, count.to_s], "r+") do |workers|
-      workers.gets
-      yield
-    ensure
-      workers.close_write
-    end
-  end
-
-  # Wakes of the stream "hot" while the block runs.
-  def flooding
-    flood = spawn(RbConfig.ruby, "-rpg", "-e", <<~RUBY, @postgres.url)
-      connection = PG.connect(ARGV[0])
-      loop do
-        connection.exec("SELECT pg_notify('pgmq.q_hot.INSERT', n || repeat('x', 2000)) FROM generate_series(1, 10) n")
-        sleep 0.01
-      end
-    RUBY
-    yield
-  ensure
-    Process.kill(:KILL, flood)
-    Process.wait(flood)
+  def misbehaving(kind, path, count, &)
+    count.zero? ? yield : MisbehavingWorkers.run(kind, path, count, &)
   end
 
   def notify_at(rate, count) = TimedNotifier.new(@postgres.url).send_at(rate, count)

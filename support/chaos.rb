@@ -16,6 +16,7 @@ require "pgbus_or_standin"
 require "pgbus_native"
 require "pg"
 require "private_postgres"
+require "misbehaving_workers"
 %w[address hub_host line witness broadcasts faults run].each { |part| require_relative "chaos/#{part}" }
 
 # See above.

@@ -7,7 +7,6 @@ module Chaos
 
   # All that is known to go wrong. To add one: a line here and a method.
   class Faults
-    LOAD = File.expand_path("../../target/load/release/pgbus_native_load", __dir__)
     # Longer than the hub takes to notice a silent server: two health-check intervals and 5 s.
     SILENCE = 6
 
@@ -33,30 +32,14 @@ module Chaos
        Fault.new("the server's name is unknown", false, -> { @address.unknown { kill_session && sleep(rand(0.0..2.0)) } })]
     end
 
-    # 1,000 ephemeral wakes of 2 KB a second while the block runs.
-    def flooded
-      flood = spawn(RbConfig.ruby, "-rpg", "-e", <<~RUBY, @postgres.url)
-        connection = PG.connect(ARGV[0])
-        loop do
-          connection.exec("SELECT pg_notify('pgmq.q_hot.INSERT', n || repeat('x', 2000)) FROM generate_series(1, 10) n")
-          sleep 0.01
-        end
-      RUBY
-      yield
-    ensure
-      Process.kill(:KILL, flood)
-      Process.wait(flood)
-    end
+    # See {MisbehavingWorkers.flooded}.
+    def flooded(&) = MisbehavingWorkers.flooded(@postgres.url, &)
 
     private
 
     # Workers of that kind while the block runs, beside a stream that keeps them busy.
     def misbehave(kind, count)
-      IO.popen([LOAD, "misbehave", kind, @host.path, count.to_s], "r+") do |workers|
-        workers.gets
-        flooded { yield workers.pid }
-        workers.close_write
-      end
+      MisbehavingWorkers.run(kind, @host.path, count) { |pid| flooded { yield pid } }
     end
 
     def kill_workers
