@@ -32,12 +32,12 @@ pub enum Handed {
     Closed,
 }
 
-/// What became of a frame of the archive.
+/// What became of a frame that was offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     /// It waits for its turn, or the connection has it.
     Taken,
-    /// No room. The watcher is notified when there is.
+    /// No room. The watcher is notified when there is for a frame of the archive.
     Full,
     /// The connection is closed.
     Closed,
@@ -192,7 +192,8 @@ impl Outlet {
         }
     }
 
-    /// Hands over a frame that can be read again from the archive, if there is room for it.
+    /// Hands over a frame if there is room for it. One of the archive can be read again later, and the watcher is notified
+    /// when to; one without a position exists nowhere else, and has a limit of its own.
     pub fn offer(self: &Arc<Self>, frame: &Arc<Frame>, deadline: Duration) -> Offer {
         let mut inner = self.inner();
         if self.is_closed() {
@@ -202,7 +203,7 @@ impl Outlet {
             return Offer::Taken;
         }
         if inner.queue.is_full(frame) {
-            inner.wants_room = true;
+            inner.wants_room |= frame.msg_id.is_some();
             return Offer::Full;
         }
         if inner.queue.push(Item::Frame(Arc::clone(frame)), deadline) == Ok(true) {

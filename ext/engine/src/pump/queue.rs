@@ -135,9 +135,18 @@ impl Queue {
         self.frames
     }
 
-    /// Whether a frame of the archive should wait here, or be read again later.
+    /// Whether there is no room for this frame. One of the archive can be read again later.
     pub fn is_full(&self, frame: &Frame) -> bool {
-        self.frames > 0 && (self.frames >= BOUND.frames || self.bytes + frame.bytes.len() > BOUND.bytes)
+        match frame.msg_id {
+            Some(_) => self.frames > 0 && (self.frames >= BOUND.frames || self.bytes + frame.bytes.len() > BOUND.bytes),
+            None => self.is_full_of_fleeting(frame),
+        }
+    }
+
+    /// Whether more waits that can't be read again than may, whatever else waits.
+    fn is_full_of_fleeting(&self, frame: &Frame) -> bool {
+        let full = self.fleeting >= FLEETING.frames || self.fleeting_bytes + frame.bytes.len() > FLEETING.bytes;
+        self.fleeting > 0 && full
     }
 
     /// Whether so much has left that a page of the archive fits again.
@@ -168,12 +177,10 @@ impl Queue {
     }
 
     fn check_fleeting(&self, item: &Item) -> Result<(), Overflowed> {
-        let Item::Frame(frame) = item else { return Ok(()) };
-        let full = self.fleeting >= FLEETING.frames || self.fleeting_bytes + frame.bytes.len() > FLEETING.bytes;
-        if self.fleeting > 0 && full {
-            return Err(Overflowed { jobs: self.jobs() });
+        match item {
+            Item::Frame(frame) if self.is_full_of_fleeting(frame) => Err(Overflowed { jobs: self.jobs() }),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Adds a job, as far as `limit` allows.

@@ -280,6 +280,19 @@ fn the_archive_is_offered_as_far_as_there_is_room() {
     assert_eq!(client.outlet.offer(&frame(9), LONG), Offer::Closed);
 }
 
+/// Invariant 17: a browser that is full of what can be read again is not given up for an ephemeral message.
+#[test]
+fn what_can_not_be_read_again_has_a_limit_of_its_own_however_much_else_waits() {
+    let pump = Pump::new(1, NO_LIMIT);
+    let client = Client::new(&pump, "a", 0);
+    let frame = |msg_id: Option<i64>| Arc::new(Frame { msg_id, bytes: b"x".as_slice().into() });
+    let archive = (1..).take_while(|msg_id| client.outlet.offer(&frame(Some(*msg_id)), LONG) == Offer::Taken).count();
+    assert_eq!(archive, BOUND.frames);
+    let fleeting = (0..).take_while(|_| client.outlet.offer(&frame(None), LONG) == Offer::Taken).count();
+    assert_eq!(fleeting, FLEETING.frames);
+    assert!(!client.outlet.is_closed(), "who offers decides what becomes of the browser");
+}
+
 #[test]
 fn a_stop_that_is_not_obeyed_in_time_ends_by_itself_later() {
     let pump = started(1, NO_LIMIT);
