@@ -4,10 +4,13 @@ require "pg"
 require "private_postgres"
 require "timeout"
 require "tmpdir"
+require_relative "support/polling"
 
 # A worker's streamer with a feed, on a real PostgreSQL, and browsers at the other end of real sockets: on the real pgbus
 # and on the stand-in alike.
 RSpec.describe "The feed of a worker" do
+  include Polling
+
   before(:context) do
     @postgres = PrivatePostgres.new.start
     Pgbus.configure do |config|
@@ -82,16 +85,6 @@ RSpec.describe "The feed of a worker" do
   end
 
   def sql = @sql ||= PG.connect(@postgres.url)
-
-  def eventually(what)
-    deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + 20
-    until (result = yield)
-      raise "#{what} did not happen" if Process.clock_gettime(Process::CLOCK_MONOTONIC) > deadline
-
-      sleep 0.01
-    end
-    result
-  end
 
   it "takes the place of pgbus's listeners, and status says so" do
     streamer

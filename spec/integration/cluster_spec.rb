@@ -4,10 +4,13 @@ require "private_postgres"
 require_relative "../../examples/demo/audience"
 require_relative "../../examples/demo/broadcaster"
 require_relative "../../examples/demo/cluster"
+require_relative "../support/polling"
 
 # The whole path, nothing of it made up: PostgreSQL, a Puma cluster whose master runs the hub while it forks its workers,
 # their pumps, and HTTP clients in a process of their own.
 RSpec.describe "A Puma cluster with a hub in its master and a pump in each worker" do
+  include Polling
+
   clients = 40
   listen_sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbus-listen'"
 
@@ -33,16 +36,6 @@ RSpec.describe "A Puma cluster with a hub in its master and a pump in each worke
         return seen, *broadcaster.sent
       end
     end
-  end
-
-  def eventually(seconds = 20)
-    deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + seconds
-    until (value = yield)
-      raise "not within #{seconds} s" if Process.clock_gettime(Process::CLOCK_MONOTONIC) > deadline
-
-      sleep 0.05
-    end
-    value
   end
 
   it "brings every durable message to every client exactly once and in order, and every ephemeral one (invariants 2, 7, 11)" do

@@ -4,10 +4,13 @@ require "pg"
 require "private_postgres"
 require "timeout"
 require "tmpdir"
+require_relative "polling"
 require_relative "raw_worker"
 
 # A hub on a real PostgreSQL, workers, and waiting for conditions.
 RSpec.shared_context "with a hub" do
+  include Polling
+
   before(:context) { @postgres = PrivatePostgres.new.start }
   after(:context) { @postgres&.stop }
 
@@ -51,17 +54,6 @@ RSpec.shared_context "with a hub" do
   # The server's processes that serve a hub.
   def sessions
     postgres.sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'pgbus-listen'").split.map(&:to_i)
-  end
-
-  def eventually(what = "it")
-    deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + RawWorker::SECONDS
-    until (result = yield)
-      raise "#{what} did not happen within #{RawWorker::SECONDS} s" if
-        Process.clock_gettime(Process::CLOCK_MONOTONIC) > deadline
-
-      sleep 0.01
-    end
-    result
   end
 
   # Seconds that the block takes.
